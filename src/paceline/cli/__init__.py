@@ -1,0 +1,1 @@
+"""Plug-in folder: one command = one file; anything heavy is imported when the command runs."""

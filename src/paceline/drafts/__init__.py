@@ -1,0 +1,1 @@
+"""Plug-in folder: one draft architecture = one file, with its own nested Config."""

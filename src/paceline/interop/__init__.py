@@ -1,0 +1,1 @@
+"""Plug-in folder and second door: one foreign format = one file, read and write."""
