@@ -60,7 +60,10 @@ def open_keywords(module: Module) -> list[str]:
 
 
 def hollow(module: Module) -> list[str]:
-    """Functions with nothing but `pass` or `...`, outside protocols, abstract classes and overloads."""
+    """Functions with nothing but `pass` or `...`, outside protocols, abstract classes and overloads.
+
+    A hook that does nothing by default says so in a docstring, and needs no other body.
+    """
     declared: set[int] = set()
     for node in ast.walk(module.tree):
         if isinstance(node, ast.ClassDef) and re.search("Protocol|ABC", "".join(map(ast.dump, node.bases))):
@@ -77,7 +80,8 @@ def hollow(module: Module) -> list[str]:
 
 
 def _says_nothing(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    is_dots = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and node.value.value is ...
+    return isinstance(node, ast.Pass) or is_dots
 
 
 @pytest.mark.parametrize("rule", [undocumented, probing, global_randomness, open_keywords, hollow])
@@ -99,7 +103,7 @@ def test_the_package_keeps(rule):
         (global_randomness, "random.shuffle(rows)"),
         (open_keywords, "def f(x, **options): ..."),
         (hollow, "def f():\n    pass"),
-        (hollow, 'class C:\n    def f(self):\n        """Says, does not."""'),
+        (hollow, "class C:\n    def f(self): ..."),
     ],
 )
 def test_a_broken_habit_is_caught(rule, text):

@@ -150,13 +150,13 @@ def _git(*arguments: str, folder: Path) -> str | None:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     for package in _PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "absent"
-    return found | {"torch": torch.__version__}  # with the build, which the package's metadata lacks
+    return found | {"torch": str(torch.__version__)}  # with the build, which the package's metadata lacks
 
 
 def _now() -> str:
