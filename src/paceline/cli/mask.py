@@ -3,6 +3,7 @@
 It knows no rule about masks; `data.examples` decides, this file colours.
 """
 
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,8 +63,7 @@ def spans(example: "Example", *, tokenizer: "PreTrainedTokenizerBase") -> list[t
     """(text, is trained on) of each run of tokens with equal mask, in order."""
     ids, flags = example.ids.tolist(), example.mask.tolist()  # sync
     edges = [0, *(index for index in range(1, len(flags)) if flags[index] != flags[index - 1]), len(flags)]
-    runs = zip(edges, edges[1:], strict=False)
-    return [(str(tokenizer.decode(ids[start:end])), flags[start]) for start, end in runs]
+    return [(str(tokenizer.decode(ids[start:end])), flags[start]) for start, end in pairwise(edges)]
 
 
 PLUGIN = Command(run=mask, group="Data", order=30)

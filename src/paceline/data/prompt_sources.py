@@ -7,15 +7,14 @@ messages, conversations or turns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 from paceline.data.rows import Message, Reading, Row, Skip, parse_row, read_rows
 from paceline.errors import ConfigError, DataError
+from paceline.store.hub_rows import hub_rows
 
 HUB = "hub:"
 _HUB_KEYS = ("split", "column", "config", "revision")
@@ -70,7 +69,12 @@ def _read_hub(source: str, *, limit: int | None) -> Reading:
         )
     rows: list[Row] = []
     skips: list[Skip] = []
-    for number, record in enumerate(_hub_records(name, options), start=1):
+    for number, record in enumerate(
+        hub_rows(
+            name, split=options.get("split", "train"), config=options.get("config"), revision=options.get("revision")
+        ),
+        start=1,
+    ):
         if limit is not None and len(rows) >= limit:
             break
         where = f"{HUB}{name}:{number}"
@@ -91,24 +95,3 @@ def _pick(record: dict[str, Any], column: str | None) -> dict[str, Any]:
         raise DataError(f"no column {column}: found {', '.join(sorted(record)[:8])}")
     category = record.get("category")
     return {"turns": [record[column]], "category": category if isinstance(category, str) else ""}
-
-
-def _hub_records(name: str, options: dict[str, str]) -> Iterator[dict[str, Any]]:
-    try:
-        load_dataset = import_module("datasets").load_dataset
-    except ImportError as error:
-        raise ConfigError("Hub data sets need the package `datasets`; run: pip install 'paceline[hub]'") from error
-    try:
-        stream = load_dataset(
-            name,
-            options.get("config"),
-            split=options.get("split", "train"),
-            revision=options.get("revision"),
-            streaming=True,
-        )
-        for record in stream:
-            yield dict(record)
-    except (OSError, ValueError) as error:  # datasets' own errors and those of the network derive from these
-        raise DataError(
-            f"cannot read {HUB}{name}: {str(error).splitlines()[0]}; check name, split and network"
-        ) from error

@@ -1,0 +1,29 @@
+"""Rows of a data set on the Hub, streamed through the optional package `datasets`.
+
+This module knows no format of rows: it yields what the data set holds.
+"""
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+from paceline.errors import ConfigError, DataError
+
+
+def hub_rows(
+    name: str, *, split: str, config: str | None = None, revision: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a split in order.
+
+    Raises ConfigError when `datasets` is not installed, DataError when the data set cannot be read.
+    """
+    try:
+        datasets = import_module("datasets")
+    except ImportError as error:
+        raise ConfigError("Hub data sets need the package `datasets`; run: pip install 'paceline[hub]'") from error
+    try:
+        for record in datasets.load_dataset(name, config, split=split, revision=revision, streaming=True):
+            yield dict(record)
+    except (OSError, ValueError) as error:  # datasets' own errors and those of the network derive from these
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"cannot read hub:{name}: {reason}; check name, split and network") from error
