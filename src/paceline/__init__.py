@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 
 # The one table of public names: name -> module that defines it.
 _PUBLIC = {
-    "Target": "paceline.targets",
+    "Target": "paceline.targets.generic",
     "generate": "paceline.decoding.api",
     "generate_stream": "paceline.decoding.api",
     "load_draft": "paceline.store.checkpoint",
