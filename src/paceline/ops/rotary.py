@@ -17,9 +17,10 @@ from paceline.errors import ConfigError
 Plain = Mapping[str, object]
 
 
-def _plain_frequencies(theta: float, width: int) -> Tensor:
-    """[width / 2] float32: theta ^ (-2i / width), rounded as transformers rounds it."""
-    return 1.0 / (theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width))
+# Every formula below rounds in transformers' order: the last bit of a frequency counts once for every position.
+def _periods(theta: float, width: int) -> Tensor:
+    """[width / 2] float32: theta ^ (2i / width), positions for each radian."""
+    return theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,7 @@ class Default:
     """No scaling."""
 
     def frequencies(self, theta: float, *, width: int) -> Tensor:
-        return _plain_frequencies(theta, width)
+        return 1.0 / _periods(theta, width)
 
     def attention_scaling(self) -> float:
         return 1.0
@@ -40,7 +41,7 @@ class Linear:
     factor: float
 
     def frequencies(self, theta: float, *, width: int) -> Tensor:
-        return _plain_frequencies(theta, width) / self.factor
+        return 1.0 / _periods(theta, width) / self.factor
 
     def attention_scaling(self) -> float:
         return 1.0
@@ -56,11 +57,11 @@ class Llama3:
     original_max_position_embeddings: int
 
     def frequencies(self, theta: float, *, width: int) -> Tensor:
-        plain = _plain_frequencies(theta, width)
-        turns = self.original_max_position_embeddings * plain / (2 * math.pi)  # within the original context
+        plain = 1.0 / _periods(theta, width)
+        turns = self.original_max_position_embeddings / (2 * math.pi / plain)  # within the original context
         kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        kept = kept.clamp(0.0, 1.0)
-        return (1.0 - kept) * plain / self.factor + kept * plain
+        blend = (1.0 - kept) * plain / self.factor + kept * plain
+        return torch.where(kept < 0, plain / self.factor, torch.where(kept > 1, plain, blend))
 
     def attention_scaling(self) -> float:
         return 1.0
@@ -83,14 +84,14 @@ class Yarn:
     truncate: bool = True
 
     def frequencies(self, theta: float, *, width: int) -> Tensor:
-        plain = _plain_frequencies(theta, width)
+        periods = _periods(theta, width)
         low, high = self._dimension(self.beta_fast, theta, width), self._dimension(self.beta_slow, theta, width)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, width - 1)
         span = high - low if high != low else 0.001  # a step instead of a ramp
-        slow = ((torch.arange(width // 2, dtype=torch.float32) - low) / span).clamp(0.0, 1.0)
-        return slow * plain / self.factor + (1.0 - slow) * plain
+        kept = 1.0 - ((torch.arange(width // 2, dtype=torch.float32) - low) / span).clamp(0.0, 1.0)
+        return 1.0 / (self.factor * periods) * (1.0 - kept) + 1.0 / periods * kept
 
     def _dimension(self, turns: float, theta: float, width: int) -> float:
         """The dimension that makes so many turns within the original context."""
