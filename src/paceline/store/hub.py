@@ -5,6 +5,8 @@ Only safetensors are read, and code from the Hub runs only if the user asks for 
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -76,7 +78,7 @@ def load_tokenizer(
             place.location, revision=place.revision, trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError, KeyError) as error:
-        raise TargetError(f"{name}: its tokenizer cannot be loaded: {_reason(error)}") from error
+        raise TargetError(f"{name}: its tokenizer cannot be loaded: {_reason(error, place=place)}") from error
 
 
 def load_model(
@@ -100,16 +102,17 @@ def load_model(
     place = find_target(name, revision=revision)
     loader: Any = AutoModelForCausalLM  # its annotations do not know output_loading_info
     try:
-        model, report = loader.from_pretrained(
-            place.location,
-            revision=place.revision,
-            dtype={"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype],
-            trust_remote_code=trust_remote_code,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        with _no_progress_bars() if place.repository is None else nullcontext():
+            model, report = loader.from_pretrained(
+                place.location,
+                revision=place.revision,
+                dtype={"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype],
+                trust_remote_code=trust_remote_code,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise TargetError(f"{name}: cannot be loaded: {_reason(error)}") from error
+        raise TargetError(f"{name}: cannot be loaded: {_reason(error, place=place)}") from error
     _require_every_weight(name, report)
     return model.to(device).eval().requires_grad_(False)
 
@@ -147,7 +150,22 @@ def _require_every_weight(name: str, report: dict[str, Any]) -> None:
             )
 
 
-def _reason(error: Exception) -> str:
-    """The first line of what transformers says, which is usually a paragraph."""
+def _reason(error: Exception, *, place: TargetPlace) -> str:
+    """The first line of what transformers says, which is usually a paragraph, and what to look at."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
+    check = "the folder" if place.repository is None else "the name, the network and your access to the repository"
+    return f"{lines[0][:300] if lines else type(error).__name__}; check {check}"
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Loading from a disk takes seconds; transformers' bars would only break up our own output."""
+    from transformers.utils import logging
+
+    is_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if is_shown:
+            logging.enable_progress_bar()
