@@ -7,7 +7,7 @@ is never read, and is removed by the next run.
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +17,7 @@ _CHUNK = 1 << 20  # bytes read at once for a digest
 
 
 @contextmanager
-def file_aside(path: Path) -> Iterator[Path]:
+def file_aside(path: Path) -> Generator[Path, None, None]:
     """Give a path beside `path` to write to; rename it onto `path` once the block ends without an error.
 
     The bytes reach the disk before the name does.  An error removes what was written and leaves `path` as it was.
@@ -34,7 +34,7 @@ def file_aside(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def folder_aside(path: Path) -> Iterator[Path]:
+def folder_aside(path: Path) -> Generator[Path, None, None]:
     """As `file_aside` for a whole folder.  An existing folder at `path` is replaced, last of all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_partial(path)

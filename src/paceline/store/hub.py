@@ -5,7 +5,7 @@ Only safetensors are read, and code from the Hub runs only if the user asks for 
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -158,7 +158,7 @@ def _reason(error: Exception, *, place: TargetPlace) -> str:
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def _no_progress_bars() -> Generator[None, None, None]:
     """Loading from a disk takes seconds; transformers' bars would only break up our own output."""
     from transformers.utils import logging
 
