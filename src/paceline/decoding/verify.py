@@ -1,0 +1,77 @@
+"""Walk one row's tree with the target's scores: which path is committed, and the target's own token at its end.
+
+Greedy is the limit of the sampling rule (methods 3); the shortcut by argmax is tested against the rule on one-hot
+laws.  Processors see the real ids of the path, one call per committed token, exactly as in plain decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from paceline.decoding.sampling import RowDice
+from paceline.ops.rejection import verify_children
+from paceline.records import Tree, Verdict
+
+Process = Callable[[list[int], Tensor], Tensor]
+Stop = Callable[[list[int]], bool]
+Record = Callable[[Tensor, Tensor], None]
+
+
+def walk(
+    proposal: Tree,
+    row: int,
+    logits: Tensor,
+    *,
+    ids: list[int],
+    process: Process | None,
+    is_stop: Stop,
+    dice: RowDice | None,
+    record: Record | None = None,
+) -> Verdict:
+    """Verify row `row` of a proposal.
+
+    logits: [N, V] raw target logits of the row's nodes.  ids: all ids of the row with the root last; grows by the
+    committed tokens.  process: (ids, logits [V]) -> processed scores [V], or None.  is_stop: whether the row ends with
+    these ids.  dice: None for greedy.  record: is shown (raw logits [V], processed scores [V]) of each committed token.
+    """
+    best = logits.argmax(dim=-1).tolist() if dice is None and process is None else None  # sync
+    node, path, tokens = 0, [0], []
+    while True:
+        scores = logits[node] if process is None else process(ids, logits[node])
+        if record is not None:
+            record(logits[node], scores)
+        if best is not None:
+            child, token = _follow(proposal, row, node, best[node])
+        elif dice is None:
+            child, token = _follow(proposal, row, node, int(scores.argmax()))  # sync
+        else:
+            child, token = _draw(proposal, row, node, scores, dice)
+        ids.append(token)
+        tokens.append(token)
+        stopped = is_stop(ids)
+        if child is None or stopped:
+            return Verdict(path, tokens, len(tokens) - (child is None), stopped)
+        path.append(child)
+        node = child
+
+
+def _follow(proposal: Tree, row: int, node: int, token: int) -> tuple[int | None, int]:
+    for child in proposal.children[row][node]:
+        if int(proposal.tokens[row, child]) == token:
+            return child, token
+    return None, token
+
+
+def _draw(proposal: Tree, row: int, node: int, scores: Tensor, dice: RowDice) -> tuple[int | None, int]:
+    law = torch.softmax(scores.double(), dim=-1)
+    children = proposal.children[row][node]
+    tokens = [int(proposal.tokens[row, child]) for child in children]
+    q = proposal.draft_law[row].get(node) if proposal.draft_law is not None else None
+    index, token = verify_children(law, children=tokens, q=q, generator=dice.verify)
+    if index is not None:
+        return children[index], tokens[index]
+    assert token is not None
+    return None, token

@@ -1,0 +1,83 @@
+"""The parts drafts are built from: norm, gated MLP, grouped-query attention that takes tables and a mask.
+
+No part knows a tree, a target or a training step: rotary tables, keys and masks come from outside.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.ops.rotary import apply_rotary
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm with a gain: x / rms(x) * weight, computed in float32."""
+
+    def __init__(self, width: int, *, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> [..., width], same dtype."""
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)), without biases."""
+
+    def __init__(self, width: int, *, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> [..., width]."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Attention(nn.Module):
+    """Grouped-query attention whose input may be wider than its output; projections and the product are apart.
+
+    in_width: width of what is projected.  width: width of the result.
+    """
+
+    def __init__(self, in_width: int, *, width: int, heads: int, kv_heads: int, head_dim: int, bias: bool = False) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.q_proj = nn.Linear(in_width, heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(in_width, kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(in_width, kv_heads * head_dim, bias=bias)
+        self.o_proj = nn.Linear(heads * head_dim, width, bias=False)
+
+    def queries(self, x: Tensor, *, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotated queries: x [B, n, in_width], cos/sin [B, n, C] -> [B, A, n, C]."""
+        return apply_rotary(self._split(self.q_proj(x), self.heads), cos=cos, sin=sin)
+
+    def keys_values(self, x: Tensor, *, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotated keys and values: -> two [B, A_kv, n, C]."""
+        keys = apply_rotary(self._split(self.k_proj(x), self.kv_heads), cos=cos, sin=sin)
+        return keys, self._split(self.v_proj(x), self.kv_heads)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor) -> Tensor:
+        """Attention output [B, n, width].  mask: [B, 1, n, S] bool or additive.
+
+        The groups of query heads are folded into rows, so that keys and values are read once and never repeated.
+        """
+        batch, _heads, rows, width = queries.shape
+        groups = self.heads // self.kv_heads
+        folded = queries.reshape(batch, self.kv_heads, groups * rows, width)
+        tiled = mask.expand(-1, -1, rows, -1).repeat(1, 1, groups, 1) if groups > 1 else mask
+        mixed = F.scaled_dot_product_attention(folded, keys, values, attn_mask=tiled)
+        return self.project(mixed.reshape(batch, self.heads, rows, width))
+
+    def project(self, mixed: Tensor) -> Tensor:
+        """Mixed values [B, A, n, C] -> [B, n, width]."""
+        batch, heads, rows, width = mixed.shape
+        return self.o_proj(mixed.transpose(1, 2).reshape(batch, rows, heads * width))
+
+    def _split(self, x: Tensor, heads: int) -> Tensor:
+        return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)

@@ -1,0 +1,185 @@
+"""EAGLE-3: one decoder layer on [norm(embedding); norm(feature)], fed its own output before the final norm.
+
+Tensor names and shapes are those of the published checkpoints, so that their weights load (Li et al., "EAGLE-3",
+arXiv 2503.01840; peers 1.2).  The residual is the feature before its norm; the token embedding is the target's.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from paceline.cache import KVCache
+from paceline.drafts._base import DraftConfig, DraftOutput, DraftPlugin, SequentialDraft, TargetFacts
+from paceline.drafts._layers import Attention, GatedMLP, RMSNorm
+from paceline.errors import ConfigError
+from paceline.ops.rotary import RotarySpec, rotary_tables
+from paceline.ops.vocab import DraftVocab
+
+
+class Eagle3Config(DraftConfig):
+    """Sizes of an EAGLE-3 draft.
+
+    vocab_size: the target's.  draft_vocab_size: rows of lm_head.  target_hidden_size: width of one tap.
+    taps: 0-based target layers whose outputs are read, low to high.  rope: rotary settings, target's key layout.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    vocab_size: int
+    draft_vocab_size: int
+    target_hidden_size: int
+    taps: tuple[int, ...]
+    max_position_embeddings: int
+    rope: dict[str, object]
+    attention_bias: bool = False
+
+
+class Eagle3Layer(nn.Module):
+    """The one layer; parameter names as published (`midlayer.*`)."""
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.rms_norm_eps
+        self.hidden_norm = RMSNorm(width, eps=eps)
+        self.input_layernorm = RMSNorm(width, eps=eps)
+        self.post_attention_layernorm = RMSNorm(width, eps=eps)
+        self.self_attn = Attention(
+            2 * width,
+            width=width,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            bias=config.attention_bias,
+        )
+        self.mlp = GatedMLP(width, inner=config.intermediate_size)
+
+    def attention_input(self, embeds: Tensor, features: Tensor) -> Tensor:
+        """[B, n, Hd] twice -> [B, n, 2 Hd], normed and in the published order."""
+        return torch.cat([self.input_layernorm(embeds), self.hidden_norm(features)], dim=-1)
+
+    def finish(self, features: Tensor, mixed: Tensor) -> Tensor:
+        """Residual and MLP: features [B, n, Hd] (before the norm), mixed = attention output -> [B, n, Hd]."""
+        hidden = features + mixed
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class Eagle3(SequentialDraft):
+    """The EAGLE-3 network with its draft vocabulary map (`d2t` offsets, `t2d` membership) inside the weights."""
+
+    def __init__(self, config: Eagle3Config, vocab: DraftVocab) -> None:
+        super().__init__()
+        if vocab.size != config.draft_vocab_size or vocab.target_size != config.vocab_size:
+            raise ConfigError(
+                f"draft vocabulary of {vocab.size} of {vocab.target_size} words, configuration says "
+                f"{config.draft_vocab_size} of {config.vocab_size}"
+            )
+        self.config = config
+        self.taps = config.taps
+        self.max_positions = config.max_position_embeddings
+        self.rotary = RotarySpec.from_settings(
+            config.rope, head_dim=config.head_dim, max_positions=config.max_position_embeddings
+        )
+        self.fc = nn.Linear(len(config.taps) * config.target_hidden_size, config.hidden_size, bias=False)
+        self.midlayer = Eagle3Layer(config)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        # A full vocabulary needs no map in the file (peers 1.3).
+        self.register_buffer("d2t", vocab.d2t.clone(), persistent=not vocab.is_full)
+        self.register_buffer("t2d", vocab.t2d.clone(), persistent=not vocab.is_full)
+
+    @property
+    def vocab(self) -> DraftVocab:  # type: ignore[override]
+        """The draft vocabulary, read from the weights."""
+        return DraftVocab(d2t=self.d2t, t2d=self.t2d)
+
+    def fuse(self, taps: Tensor) -> Tensor:
+        """Target features [B, n, K*H] -> [B, n, Hd]."""
+        return self.fc(taps)
+
+    def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary cosines and sines for positions [B, n] -> two [B, n, C]."""
+        return rotary_tables(self.rotary, positions=positions)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., Hd] before the final norm -> [..., W]."""
+        return self.lm_head(self.norm(hidden))
+
+    def level(
+        self, embeds: Tensor, features: Tensor, *, positions: Tensor, visible: Tensor, cache: KVCache
+    ) -> DraftOutput:
+        """Run nodes whose cache slots have been placed; shapes as in SequentialDraft.level."""
+        attention = self.midlayer.self_attn
+        cos, sin = self.tables(positions)
+        inputs = self.midlayer.attention_input(embeds, features)
+        keys, values = attention.keys_values(inputs, cos=cos, sin=sin)
+        keys, values = cache.write(0, keys=keys, values=values)
+        mixed = attention.attend(attention.queries(inputs, cos=cos, sin=sin), keys, values, mask=visible)
+        hidden = self.midlayer.finish(features, mixed)
+        return DraftOutput(self.logits(hidden), hidden)
+
+
+def default_taps(num_layers: int) -> tuple[int, ...]:
+    """Outputs of layers 1, L//2 - 1 and L - 4 (peers 1.1); spread over what there is in a shallower target."""
+    if num_layers >= 6:
+        return (1, num_layers // 2 - 1, num_layers - 4)
+    return tuple(round(i * (num_layers - 1) / 2) for i in range(3))
+
+
+def configure(facts: TargetFacts, options: dict[str, object]) -> Eagle3Config:
+    """The target's sizes, changed by the recipe's options (any field of Eagle3Config)."""
+    fields: dict[str, object] = {
+        "hidden_size": facts.hidden_size,
+        "intermediate_size": facts.intermediate_size,
+        "num_attention_heads": facts.num_heads,
+        "num_key_value_heads": facts.num_kv_heads,
+        "head_dim": facts.head_dim,
+        "rms_norm_eps": facts.rms_norm_eps,
+        "vocab_size": facts.vocab_size,
+        "draft_vocab_size": min(32000, facts.vocab_size),
+        "target_hidden_size": facts.hidden_size,
+        "taps": default_taps(facts.num_layers),
+        "max_position_embeddings": facts.max_positions,
+        "rope": facts.rope,
+    }
+    try:
+        config = Eagle3Config.model_validate({**fields, **options})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"draft.options.{'.'.join(map(str, first['loc']))}: {first['msg']} (eagle3)") from None
+    _check(config, facts)
+    return config
+
+
+def _check(config: Eagle3Config, facts: TargetFacts) -> None:
+    if config.hidden_size != facts.hidden_size:
+        raise ConfigError(
+            f"draft.options.hidden_size is {config.hidden_size}; eagle3 shares the target's embedding, so it must be "
+            f"{facts.hidden_size}"
+        )
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise ConfigError(
+            f"draft.options: {config.num_attention_heads} heads cannot be shared by {config.num_key_value_heads} key heads"
+        )
+    bad = [tap for tap in config.taps if not 0 <= tap < facts.num_layers]
+    if bad:
+        raise ConfigError(f"draft.options.taps: {bad} are not decoder layers of the target (0 to {facts.num_layers - 1})")
+
+
+def build(config: DraftConfig, vocab: DraftVocab | None) -> Eagle3:
+    """A draft with fresh weights: normal(0, 0.02) projections, unit norms, as the published training starts."""
+    assert isinstance(config, Eagle3Config)
+    assert vocab is not None
+    draft = Eagle3(config, vocab)
+    for module in draft.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.02)
+    return draft
+
+
+PLUGIN = DraftPlugin(config=Eagle3Config, configure=configure, build=build)

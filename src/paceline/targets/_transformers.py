@@ -1,0 +1,92 @@
+"""The one file that knows how transformers' versions differ (4.57 up to, not including, 6).
+
+It knows no drafts and no trees: it finds the parts of a decoder-only model and spells one forward call.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import Tensor, nn
+
+from paceline.errors import TargetError
+
+LAYER_LISTS = ("layers", "h", "blocks")
+RECURRENT_MARKS = ("linear_attention", "mamba", "recurrent", "conv", "rwkv", "chunked_attention", "compressed")
+
+
+def cache_argument(model: nn.Module) -> str:
+    """Name of the keyword that takes the cache: `cache` where the model's forward declares it, else `past_key_values`."""
+    declared = inspect.signature(model.forward).parameters
+    return "cache" if "cache" in declared else "past_key_values"
+
+
+def text_config(model: Any) -> Any:
+    """The configuration of the text decoder (multimodal models nest it)."""
+    return model.config.get_text_config(decoder=True)
+
+
+def decoder_layers(model: Any) -> nn.ModuleList:
+    """The decoder layers of a causal language model, in order."""
+    decoder = model.get_decoder()
+    count = text_config(model).num_hidden_layers
+    for name in LAYER_LISTS:
+        layers = getattr(decoder, name, None)
+        if isinstance(layers, nn.ModuleList) and len(layers) == count:
+            return layers
+    raise TargetError(
+        f"{type(model).__name__}: no list of {count} decoder layers found under {', '.join(LAYER_LISTS)}; "
+        "give the family a file of its own in paceline/targets"
+    )
+
+
+def refuse_recurrent(model: Any) -> None:
+    """Refuse, by name, a model whose state cannot be rolled back by forgetting rows of a key/value cache."""
+    config = text_config(model)
+    kinds = {str(kind) for kind in (getattr(config, "layer_types", None) or [])}
+    bad = sorted(kind for kind in kinds if any(mark in kind for mark in RECURRENT_MARKS))
+    stateful = bool(getattr(model, "_is_stateful", False))
+    if bad or stateful or getattr(model.config, "is_encoder_decoder", False):
+        what = f"layers of type {', '.join(bad)}" if bad else ("a recurrent state" if stateful else "an encoder")
+        raise TargetError(
+            f"{type(model).__name__} ({model.config.model_type}) has {what}, which cannot be rolled back to an accepted "
+            "path; choose a decoder-only model with full or sliding-window attention"
+        )
+
+
+def mask_kinds(model: Any) -> dict[str, int | None] | int | None:
+    """Which masks the forward call takes.
+
+    A dict {layer kind: window or None} for models that mix kinds, a window for models where every layer slides,
+    None for full attention everywhere.
+    """
+    config = text_config(model)
+    window = getattr(config, "sliding_window", None)
+    if not getattr(config, "use_sliding_window", True):
+        window = None
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return window
+    table = {kind: (window if kind == "sliding_attention" else None) for kind in set(kinds)}
+    unknown = set(table) - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise TargetError(f"{type(model).__name__} has layers of type {', '.join(sorted(unknown))}, which are not supported")
+    if len(table) == 1:
+        return next(iter(table.values()))
+    return table
+
+
+def head_scale(model: Any) -> tuple[float, float | None]:
+    """(factor, soft cap) that the model applies to the output of its head."""
+    config = text_config(model)
+    factor = float(getattr(config, "logit_scale", None) or 1.0)
+    divisor = getattr(config, "logits_scaling", None)
+    if divisor:
+        factor /= float(divisor)
+    return factor, getattr(config, "final_logit_softcapping", None)
+
+
+def layer_output(output: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """The residual stream a decoder layer returns, bare (5.x) or first in a tuple (4.57, some families)."""
+    return output if isinstance(output, Tensor) else output[0]

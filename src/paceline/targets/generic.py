@@ -1,0 +1,210 @@
+"""Every decoder-only text model that transformers can load, as a target: prefill, score a tree, commit, roll back.
+
+It forks no modelling file: an explicit 4-D mask, explicit positions and a gather on the cache are enough.  It knows
+neither drafts nor decoding options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import TargetError
+from paceline.ops import masks
+from paceline.records import Scores
+from paceline.targets import _transformers as tf
+from paceline.targets._cache import TargetCache
+
+VIEW_STEP = 64  # slots shown to attention grow in steps, so that few shapes occur and short contexts stay cheap
+
+
+def default_taps(num_layers: int) -> tuple[int, ...]:
+    """EAGLE-3's taps low, mid, high as 0-based layer outputs (peers 1.1), clamped for models under six layers."""
+    if num_layers < 6:
+        return tuple(sorted({0, num_layers // 2, num_layers - 1}))
+    return (1, num_layers // 2 - 1, num_layers - 4)
+
+
+class Target:
+    """A frozen causal language model that scores proposals.
+
+    model: a transformers causal LM in eval mode.  tokenizer: optional, for text in and out.
+    taps: 0-based decoder layers whose outputs `prefill` and `score` return, side by side.
+    """
+
+    def __init__(self, model: Any, *, tokenizer: Any = None, taps: Sequence[int] = (), name: str = "") -> None:
+        tf.refuse_recurrent(model)
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.name = name or type(model).__name__
+        config = tf.text_config(model)
+        self.num_layers: int = config.num_hidden_layers
+        self.hidden_size: int = config.hidden_size
+        self.vocab_size: int = config.vocab_size
+        self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
+        self._layers = tf.decoder_layers(model)
+        self._mask_kinds = tf.mask_kinds(model)
+        self._cache_argument = tf.cache_argument(model)
+        self._captured: dict[int, Tensor] = {}
+        self._hidden: list[Tensor] = []
+        self._recording = False
+        self._hooks: list[Any] = []
+        self.taps: tuple[int, ...] = ()
+        self.set_taps(taps)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the embeddings lie; inputs are put there."""
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weights."""
+        return self.model.get_input_embeddings().weight.dtype
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[V, H] weight of the output head."""
+        return self.model.get_output_embeddings().weight
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Token embeddings as the model feeds them to its first layer: [...] int64 -> [..., H]."""
+        return self.model.get_input_embeddings()(ids)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits of final-normed hidden states: [..., H] -> [..., V]."""
+        factor, cap = tf.head_scale(self.model)
+        logits = self.model.get_output_embeddings()(hidden) * factor
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def set_taps(self, taps: Sequence[int]) -> None:
+        """Choose the decoder layers whose outputs are returned."""
+        bad = [tap for tap in taps if not 0 <= tap < self.num_layers]
+        if bad:
+            raise TargetError(f"taps {bad}: {self.name} has decoder layers 0 to {self.num_layers - 1}")
+        for hook in self._hooks:
+            hook.remove()
+        self.taps = tuple(taps)
+        self._hooks = [self._layers[tap].register_forward_hook(self._recorder(tap)) for tap in sorted(set(taps))]
+
+    def new_cache(self, batch: int, *, capacity: int) -> TargetCache:
+        """An empty cache for `batch` sequences of up to `capacity` slots (committed tokens plus one proposal)."""
+        return TargetCache(batch, capacity=capacity)
+
+    def prefill(self, cache: TargetCache, prompts: Sequence[Tensor]) -> Scores:
+        """Run prompts of different lengths (each [T_b] int64) behind what the rows hold, and commit them.
+
+        Returns logits [B, 1, V] after each row's last token, and taps [B, T_max, K*H] (rows behind T_b are padding).
+        """
+        longest = max(len(prompt) for prompt in prompts)
+        tokens = torch.zeros(len(prompts), longest, dtype=torch.int64)
+        for row, prompt in enumerate(prompts):
+            tokens[row, : len(prompt)] = prompt
+        last = torch.tensor([len(prompt) - 1 for prompt in prompts])
+        wanted, where = torch.unique(last, return_inverse=True)
+        causal = torch.ones(longest, longest, dtype=torch.bool).tril().expand(len(prompts), -1, -1)
+        depths = torch.arange(longest).expand(len(prompts), -1)
+        scores = self.score(cache, tokens, mask=causal, depths=depths, logit_rows=wanted)
+        cache.commit([range(len(prompt)) for prompt in prompts])
+        rows = torch.arange(len(prompts), device=scores.logits.device)
+        return Scores(scores.logits[rows, where.to(rows.device)][:, None], scores.taps)
+
+    @torch.no_grad()
+    def score(
+        self, cache: TargetCache, tokens: Tensor, *, mask: Tensor, depths: Tensor, logit_rows: Tensor | None = None
+    ) -> Scores:
+        """Score every node of a proposal in one call; nothing is committed.
+
+        tokens: [B, N] int64.  mask: [B, N, N] bool, ancestors and self.  depths: [B, N] int64, 0 at the root.
+        logit_rows: [M] int64, nodes whose logits are wanted (default all).  Returns logits [B, N or M, V], taps.
+        """
+        device, count = self.device, tokens.shape[1]
+        lengths = torch.tensor(cache.lengths)
+        end = max(cache.lengths) + count
+        if end > cache.capacity:
+            raise TargetError(f"{end} cache slots are needed, {cache.capacity} were reserved")
+        view = min(cache.capacity, -(-end // VIEW_STEP) * VIEW_STEP)
+        start = cache.lengths[0] if len(set(cache.lengths)) == 1 else None
+        slots = lengths[:, None] + torch.arange(count)
+        positions = lengths[:, None] + depths
+        cache.place(slots.to(device), view=view, start=start)
+        mask_4d = self._masks(lengths, mask, positions, slots, view)
+        return self._forward(cache, tokens.to(device), positions.to(device), mask_4d, logit_rows)
+
+    @torch.no_grad()
+    def full_forward(self, tokens: Tensor, *, mask: Tensor | None = None, positions: Tensor | None = None) -> Scores:
+        """One forward without a cache, for capture and training: taps [B, T, K*H] and last hidden [B, T, H]; no logits.
+
+        tokens: [B, T] int64.  mask: [B, 1, T, T] bool, or None for causal.  positions: [B, T] or None for 0..T-1.
+        """
+        arguments: dict[str, Any] = {"input_ids": tokens, "use_cache": False}
+        if positions is not None:
+            arguments["position_ids"] = positions
+        if mask is not None:
+            arguments["attention_mask"] = masks.additive_mask(mask, dtype=self.dtype)
+        with self._record():
+            hidden = self.model.get_decoder()(**arguments).last_hidden_state
+        return Scores(hidden.new_zeros(0), self._taps_side_by_side(), hidden)
+
+    def _forward(self, cache: TargetCache, tokens: Tensor, positions: Tensor, mask: Any, logit_rows: Tensor | None) -> Scores:
+        arguments: dict[str, Any] = {
+            "input_ids": tokens,
+            "position_ids": positions,
+            "attention_mask": mask,
+            self._cache_argument: cache,
+            "use_cache": True,
+        }
+        if logit_rows is not None:
+            arguments["logits_to_keep"] = logit_rows.to(tokens.device)
+        with self._record():
+            logits = self.model(**arguments).logits
+        return Scores(logits, self._taps_side_by_side())
+
+    def _masks(self, lengths: Tensor, tree: Tensor, positions: Tensor, slots: Tensor, view: int) -> Any:
+        known = masks.prefix_slots(lengths, capacity=view)
+
+        def build(window: int | None) -> Tensor:
+            visible = masks.prefix_tree_mask(
+                known, tree_mask=tree, tree_slots=slots, tree_positions=positions, window=window
+            )
+            return masks.additive_mask(visible.to(self.device), dtype=self.dtype)
+
+        if isinstance(self._mask_kinds, dict):
+            return {kind: build(window) for kind, window in self._mask_kinds.items()}
+        return build(self._mask_kinds)
+
+    def _recorder(self, tap: int) -> Callable[..., None]:
+        def record(_module: Any, _inputs: Any, output: Any) -> None:
+            if self._recording:
+                self._captured[tap] = tf.layer_output(output)
+
+        return record
+
+    def _record(self) -> _Recording:
+        return _Recording(self)
+
+    def _taps_side_by_side(self) -> Tensor | None:
+        if not self.taps:
+            return None
+        taps = torch.cat([self._captured[tap] for tap in self.taps], dim=-1)
+        self._captured.clear()
+        return taps
+
+
+class _Recording:
+    """Hooks record only while one of our own calls runs: the model may serve others in between."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def __enter__(self) -> None:
+        self._target._recording = True
+
+    def __exit__(self, *_: object) -> None:
+        self._target._recording = False
+
+
+PLUGIN = Target
