@@ -215,7 +215,7 @@ def test_the_disk_cap_stops_before_it_is_passed_and_a_higher_one_resumes(tmp_pat
     cap = 12_000
     with FeatureWriter(tmp_path, fingerprint=PRINT, max_disk=cap, shard_bytes=SHARD) as writer:
         stored = 0
-        while writer.fits(len(make(stored)[0].ids)):
+        while writer.fits(len(make(stored)[0].ids)) and stored < 100:
             example, taps, hidden = make(stored)
             assert writer.append(example, taps=taps, hidden=hidden)
             stored += 1

@@ -137,11 +137,7 @@ class ChatFormat:
         last = served[-1]
         ids = self.tokenize(last.text)
         is_whole = last.is_rendered and all(
-            turn.is_rendered
-            and last.text.startswith(turn.closed)
-            and _extends(closed, prompt)
-            and _extends(ids, closed)
-            for turn, (prompt, closed) in zip(served, cut, strict=True)
+            _extends(closed, prompt) and _extends(ids, closed) for prompt, closed in cut
         )
         if not is_whole:
             singles = zip(served, cut, strict=True)
