@@ -290,6 +290,13 @@ def _check_order(messages: tuple[Message, ...]) -> None:
 
 
 def _kind(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "text", bool: "true/false", int: "a number", float: "a number"}
+    names: dict[type[object], str] = {
+        dict: "an object",
+        list: "a list",
+        str: "text",
+        bool: "true/false",
+        int: "a number",
+        float: "a number",
+    }
     name = "null" if value is None else names.get(type(value), type(value).__name__)
     return f"an empty {name.split()[-1]}" if value in ([], {}, "") else name

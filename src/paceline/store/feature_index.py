@@ -89,7 +89,11 @@ def shard_name(number: int) -> str:
 
 def write_index(folder: Path, *, fingerprint: Fingerprint, shards: list[Shard]) -> None:
     """Write the index, whole or not at all."""
-    content = {"format": FORMAT, "fingerprint": asdict(fingerprint), "shards": [asdict(shard) for shard in shards]}
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "fingerprint": asdict(fingerprint),
+        "shards": [asdict(shard) for shard in shards],
+    }
     content["checksum"] = checksum(content)
     write_bytes(folder / INDEX, json.dumps(content, separators=(",", ":")).encode())
 
@@ -107,9 +111,12 @@ def read_index(folder: Path) -> tuple[Fingerprint, list[Shard]]:
         raise CheckpointError(f"{path} was altered: its checksum does not match; capture again into an empty folder")
     if content["format"] != FORMAT:
         raise CheckpointError(f"{path} has format {content['format']}, this version reads {FORMAT}; capture again")
-    origin = {**content["fingerprint"], "taps": tuple(content["fingerprint"]["taps"])}
-    shards = [Shard(**{**entry, "rows": tuple(map(tuple, entry["rows"]))}) for entry in content["shards"]]
-    return Fingerprint(**origin), shards
+    origin: dict[str, Any] = dict(content["fingerprint"])
+    entries: list[dict[str, Any]] = content["shards"]
+    shards = [
+        Shard(entry["file"], entry["sha256"], entry["size"], tuple(map(tuple, entry["rows"]))) for entry in entries
+    ]
+    return Fingerprint(**{**origin, "taps": tuple(origin["taps"])}), shards
 
 
 def check_origin(folder: Path, *, found: Fingerprint, expected: Fingerprint) -> None:
