@@ -22,6 +22,7 @@ SCALINGS = {
     "yarn, given attention": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.37},
     "yarn, mscale": {"rope_type": "yarn", "factor": 40.0, "mscale": 0.9, "mscale_all_dim": 0.7},
     "yarn, betas": {"rope_type": "yarn", "factor": 16.0, "beta_fast": 64.0, "beta_slow": 2.0, "truncate": False},
+    "yarn, a step": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 4.0, "beta_slow": 4.0, "truncate": False},
     "yarn, factor 1": {"rope_type": "yarn", "factor": 1.0},
 }
 SIZES = {"hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": 131072}

@@ -120,6 +120,9 @@ def test_the_ends_of_the_unit_interval_stay_in_the_support(monkeypatch, uniform)
         token = sampling.draw(probs, generator=generator())
         assert probs[token] > 0
         assert sampling.draw(probs.double(), generator=generator()) == token
+    for total in torch.linspace(0.001, 4.0, 1999, dtype=torch.float64):
+        scaled = torch.tensor([0.0, 0.25, 0.75, 0.0], dtype=torch.float64) * total
+        assert scaled[sampling.draw(scaled, generator=generator())] > 0
     assert sampling.draw(torch.tensor([0.0, 0.5, 0.5, 0.0]), generator=generator()) == (1 if uniform < 0.5 else 2)
 
 

@@ -80,7 +80,7 @@ def prefix_tree_mask(
     Returns [B, 1, N, S] bool.
     """
     nodes = tree_mask.shape[1]
-    committed = slot_positions.scatter(1, tree_slots, -1).unsqueeze(1)  # [B, 1, S]
+    committed = slot_positions.unsqueeze(1)  # [B, 1, S]
     prefix = (committed >= 0).expand(-1, nodes, -1)
     tree = tree_mask
     if window is not None:

@@ -84,11 +84,10 @@ def draw(probs: Tensor, *, generator: torch.Generator) -> Tensor:
     shape = probs.shape[:-1]
     uniform = torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device).to(probs.device)
     cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
-    total = cumulative[..., -1]
-    # u < 1 but u * total may round up to total, above which no token is left.
-    threshold = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+    # u is at most 1 - 2^-53, so that the product, rounded, stays below the total.
+    threshold = uniform.unsqueeze(-1) * cumulative[..., -1:]
     # The first running sum above the threshold: a token without mass does not raise the sum, so it is never the first.
-    return torch.searchsorted(cumulative, threshold.unsqueeze(-1), right=True).squeeze(-1)
+    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
 
 
 def draw_without_replacement(probs: Tensor, *, count: int, generator: torch.Generator) -> Tensor:
