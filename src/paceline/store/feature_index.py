@@ -116,7 +116,8 @@ def read_index(folder: Path) -> tuple[Fingerprint, list[Shard]]:
     shards = [
         Shard(entry["file"], entry["sha256"], entry["size"], tuple(map(tuple, entry["rows"]))) for entry in entries
     ]
-    return Fingerprint(**{**origin, "taps": tuple(origin["taps"])}), shards
+    origin["taps"] = tuple(origin["taps"])
+    return Fingerprint(**origin), shards
 
 
 def check_origin(folder: Path, *, found: Fingerprint, expected: Fingerprint) -> None:
