@@ -23,7 +23,7 @@ help:
 
 # One stamp: reinstalled only when a pin or the package's metadata changes.
 $(STAMP): requirements/cpu.txt pyproject.toml
-	@echo "Installing into $(VENV) (about 1 GB on disk; a few minutes the first time)"
+	@echo "Installing into $(VENV) (about 1.5 GB on disk; a few minutes the first time)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11")'
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --requirement requirements/cpu.txt

@@ -121,6 +121,19 @@ def test_unknown_architecture(tmp_path):
         hub.load_model(str(tmp_path))
 
 
+@pytest.mark.parametrize("found", ["4.56.2", "6.0.0", "6.0.0rc1", "3.9"])
+def test_transformers_outside_the_range(found, model_folder, monkeypatch):
+    monkeypatch.setattr(hub, "version", lambda _: found)
+    with pytest.raises(TargetError, match=f"found transformers {found}, expected >= 4.57 and < 6"):
+        hub.load_model(str(model_folder))
+
+
+@pytest.mark.parametrize("found", ["4.57.0", "4.57.6", "5.0.0rc2", "5.24.0"])
+def test_transformers_inside_the_range(found, model_folder, monkeypatch):
+    monkeypatch.setattr(hub, "version", lambda _: found)
+    assert hub.load_model(str(model_folder)) is not None
+
+
 def test_no_tokenizer(model_folder):
     with pytest.raises(TargetError, match="tokenizer cannot be loaded"):
         hub.load_tokenizer(str(model_folder))

@@ -9,6 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from paceline.targets.generic import Target
 
 DTYPES = ("float32", "bfloat16", "float16")
+TRANSFORMERS = ((4, 57), (6, 0))  # first version that works, first that is not known to
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ def load_tokenizer(
     name: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> "PreTrainedTokenizerBase":
     """The tokenizer of a target.  Arguments as in `load_target`; raises TargetError."""
+    _require_transformers()
     from transformers import AutoTokenizer
 
     place = find_target(name, revision=revision)
@@ -94,6 +97,7 @@ def load_model(
     Arguments as in `load_target`.  Raises TargetError: unknown name or dtype, no safetensors, unsupported architecture,
     a model that asks for remote code, or weights that do not fit the architecture.
     """
+    _require_transformers()
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -137,6 +141,17 @@ def load_target(
     tokenizer = load_tokenizer(name, revision=revision, trust_remote_code=trust_remote_code)
     model = load_model(name, revision=revision, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     return Target(model, tokenizer=tokenizer, taps=taps, name=name)
+
+
+def _require_transformers() -> None:
+    """Refuse a version of transformers outside the range that is tested, before anything is loaded."""
+    found = version("transformers")
+    first, end = TRANSFORMERS
+    if not first <= tuple(int(part) for part in found.split(".")[:2]) < end:
+        raise TargetError(
+            f"found transformers {found}, expected >= {first[0]}.{first[1]} and < {end[0]}; "
+            f"run: pip install 'transformers>={first[0]}.{first[1]},<{end[0]}'"
+        )
 
 
 def _require_every_weight(name: str, report: dict[str, Any]) -> None:
