@@ -14,6 +14,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """What a draft needs to know of a target to be built for it: sizes, positions, special ids. No weights.
+
+    rope: the target's rotary settings as found in its configuration (either key layout).
+    special_ids: ids that must always be in a reduced draft vocabulary (end of turn, end of text, ...).
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_positions: int
+    rope: dict[str, object]
+    special_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Tree:
     """A batch of proposals; node 0 of each row is the root, the last committed token, not yet seen by the target.
 

@@ -15,34 +15,15 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from paceline.cache import KVCache
+from paceline.drafts._layers import Attention
 from paceline.ops.vocab import DraftVocab
+from paceline.records import TargetFacts
 
 
 class DraftConfig(BaseModel):
     """Base of every draft's configuration: stored in draft.toml, strict, frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-@dataclass(frozen=True, slots=True)
-class TargetFacts:
-    """What a draft needs to know of a target to be built for it: sizes, positions, special ids. No weights.
-
-    rope: the target's rotary settings as found in its configuration (either key layout).
-    special_ids: ids that must always be in a reduced draft vocabulary (end of turn, end of text, ...).
-    """
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    max_positions: int
-    rope: dict[str, object]
-    special_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +38,47 @@ class DraftOutput:
 
 
 class SequentialDraft(nn.Module):
-    """A draft network that is fed one tree level at a time; `embed` is lent by the target and never saved.
+    """A one-layer draft network that is fed its own output, one tree level or one unroll step at a time.
 
+    Its parts are apart, so that decoding (`level`, over a cache) and training (`training/unroll.py`, over a batch) run
+    the same ones.  Embeddings are lent by the target and never saved.
     taps: target layers whose outputs it reads, side by side.  vocab: its vocabulary.  max_positions: longest context
-    for which its rotary table was made.
+    for which it was made.  attention: the projections of its layer.
     """
 
     taps: tuple[int, ...]
-    vocab: DraftVocab
     max_positions: int
+    attention: Attention
+
+    @property
+    @abstractmethod
+    def vocab(self) -> DraftVocab:
+        """The words it can say, read from its weights."""
+
+    @abstractmethod
+    def initialise(self, head: Tensor, norm: Tensor | None) -> None:
+        """Start from the target: head [V, H] rows of the draft's words, norm [H] gain before the head (None = ones)."""
 
     @abstractmethod
     def fuse(self, taps: Tensor) -> Tensor:
-        """Target features [B, n, K*H] -> the draft's feature space [B, n, Hd]."""
+        """Target features [..., K*H] -> the draft's feature space [..., Hd]."""
 
     @abstractmethod
+    def layer_input(self, embeds: Tensor, features: Tensor) -> Tensor:
+        """What the layer projects: embeds [..., H] of the tokens, features [..., Hd] -> [..., in_width]."""
+
+    @abstractmethod
+    def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary cosines and sines for positions [B, n] -> two [B, n, C]."""
+
+    @abstractmethod
+    def finish(self, features: Tensor, mixed: Tensor) -> Tensor:
+        """Residual and MLP: features and attention output [..., Hd] -> hidden [..., Hd], fed to the next step."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., Hd] -> [..., W]."""
+
     def level(
         self, embeds: Tensor, features: Tensor, *, positions: Tensor, visible: Tensor, cache: KVCache
     ) -> DraftOutput:
@@ -80,6 +87,13 @@ class SequentialDraft(nn.Module):
         embeds: [B, n, H] embeddings of the nodes' tokens.  features: [B, n, Hd], fused taps or the parent's hidden.
         positions: [B, n] int64.  visible: [B, 1, n, view] bool, cache slots each node may attend to (its own included).
         """
+        cos, sin = self.tables(positions)
+        inputs = self.layer_input(embeds, features)
+        keys, values = self.attention.keys_values(inputs, cos=cos, sin=sin)
+        keys, values = cache.write(0, keys=keys, values=values)
+        queries = self.attention.queries(inputs, cos=cos, sin=sin)
+        hidden = self.finish(features, self.attention.attend(queries, keys, values, mask=visible))
+        return DraftOutput(self.logits(hidden), hidden)
 
 
 class LookupDraft(Protocol):

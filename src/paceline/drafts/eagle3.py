@@ -10,12 +10,12 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from paceline.cache import KVCache
-from paceline.drafts._base import DraftConfig, DraftOutput, DraftPlugin, SequentialDraft, TargetFacts
+from paceline.drafts._base import DraftConfig, DraftPlugin, SequentialDraft
 from paceline.drafts._layers import Attention, GatedMLP, RMSNorm
 from paceline.errors import ConfigError
 from paceline.ops.rotary import RotarySpec, rotary_tables
 from paceline.ops.vocab import DraftVocab
+from paceline.records import TargetFacts
 
 
 class Eagle3Config(DraftConfig):
@@ -94,34 +94,44 @@ class Eagle3(SequentialDraft):
         self.register_buffer("t2d", vocab.t2d.clone(), persistent=not vocab.is_full)
 
     @property
-    def vocab(self) -> DraftVocab:  # type: ignore[override]
+    def attention(self) -> Attention:  # type: ignore[override]
+        """The projections of the one layer."""
+        return self.midlayer.self_attn
+
+    @property
+    def vocab(self) -> DraftVocab:
         """The draft vocabulary, read from the weights."""
         return DraftVocab(d2t=self.d2t, t2d=self.t2d)
 
+    @torch.no_grad()
+    def initialise(self, head: Tensor, norm: Tensor | None) -> None:
+        """Start lm_head from the target's rows of the draft's words and the final norm from the target's.
+
+        The published training starts from random rows; starting from the target's is a better point of the same network.
+        """
+        self.lm_head.weight.copy_(head[self.vocab.ids.to(head.device)])
+        if norm is not None:
+            self.norm.weight.copy_(norm)
+
     def fuse(self, taps: Tensor) -> Tensor:
-        """Target features [B, n, K*H] -> [B, n, Hd]."""
+        """Target features [..., K*H] -> [..., Hd]."""
         return self.fc(taps)
+
+    def layer_input(self, embeds: Tensor, features: Tensor) -> Tensor:
+        """[norm(embedding); norm(feature)]: [..., Hd] twice -> [..., 2 Hd]."""
+        return self.midlayer.attention_input(embeds, features)
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rotary cosines and sines for positions [B, n] -> two [B, n, C]."""
         return rotary_tables(self.rotary, positions=positions)
 
+    def finish(self, features: Tensor, mixed: Tensor) -> Tensor:
+        """The residual is the feature before its norm; the result goes to the next step before the final norm."""
+        return self.midlayer.finish(features, mixed)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., Hd] before the final norm -> [..., W]."""
         return self.lm_head(self.norm(hidden))
-
-    def level(
-        self, embeds: Tensor, features: Tensor, *, positions: Tensor, visible: Tensor, cache: KVCache
-    ) -> DraftOutput:
-        """Run nodes whose cache slots have been placed; shapes as in SequentialDraft.level."""
-        attention = self.midlayer.self_attn
-        cos, sin = self.tables(positions)
-        inputs = self.midlayer.attention_input(embeds, features)
-        keys, values = attention.keys_values(inputs, cos=cos, sin=sin)
-        keys, values = cache.write(0, keys=keys, values=values)
-        mixed = attention.attend(attention.queries(inputs, cos=cos, sin=sin), keys, values, mask=visible)
-        hidden = self.midlayer.finish(features, mixed)
-        return DraftOutput(self.logits(hidden), hidden)
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.drafts._base import DraftConfig, DraftPlugin, TargetFacts
+from paceline.drafts._base import DraftConfig, DraftPlugin
 from paceline.errors import ConfigError
 from paceline.ops.vocab import DraftVocab
+from paceline.records import TargetFacts
 
 
 class NgramConfig(DraftConfig):

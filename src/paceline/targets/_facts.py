@@ -1,0 +1,46 @@
+"""What a target tells those who build drafts for it: sizes, rotary settings, ids that must never be left out.
+
+It reads configurations and tokenizers and knows no draft.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.records import TargetFacts
+from paceline.targets._transformers import text_config
+
+ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "max_position_embeddings")
+
+
+def facts_of(model: Any, tokenizer: Any = None) -> TargetFacts:
+    """The facts of a loaded causal language model; special ids need a tokenizer or a generation configuration."""
+    config = text_config(model)
+    values = config.to_dict()
+    heads = config.num_attention_heads
+    return TargetFacts(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=heads,
+        num_kv_heads=values.get("num_key_value_heads") or heads,
+        head_dim=values.get("head_dim") or config.hidden_size // heads,
+        rms_norm_eps=values.get("rms_norm_eps") or 1e-6,
+        max_positions=values.get("max_position_embeddings") or 2048,
+        rope={key: values[key] for key in ROPE_KEYS if values.get(key) is not None},
+        special_ids=special_ids(model, tokenizer),
+    )
+
+
+def special_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Ids that end or frame a text: the generation configuration's ends, and the tokenizer's special tokens."""
+    ids: set[int] = set()
+    for source in (model.generation_config, text_config(model)):
+        for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
+            value = getattr(source, name, None)
+            ids.update(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
+    if tokenizer is not None:
+        ids.update(tokenizer.all_special_ids)
+    size = text_config(model).vocab_size
+    return tuple(sorted(token for token in ids if 0 <= token < size))

@@ -1,0 +1,110 @@
+"""EAGLE-3's training-time test: soft cross-entropy to the target's law over several unrolled steps.
+
+Step weight 0.8^j, law restricted to the draft vocabulary and renormalised, rows whose target argmax lies outside it
+masked (Li et al., EAGLE-3, arXiv 2503.01840; peers 1.4).  Deviations, both on purpose: the mask is that of the predicted
+token, and the mean is over supervised rows, not over all positions of the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.drafts._base import SequentialDraft
+from paceline.errors import ConfigError
+from paceline.ops.losses import soft_cross_entropy
+from paceline.records import LossTerms
+from paceline.training.collate import PREDICT, Rows
+from paceline.training.objectives._base import ObjectiveConfig, ObjectivePlugin, TargetView, TrainingBatch
+from paceline.training.unroll import unroll
+
+HEAD_CHUNK = 512  # rows of target logits alive at once: 512 x 128k floats stay under 300 MB
+
+
+class TTTConfig(ObjectiveConfig):
+    """steps: unrolled steps (7 in the paper).  decay: weight of step j is decay^j."""
+
+    steps: int = 7
+    decay: float = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class TargetLaws:
+    """The target's next-token law at every supervised position, over the draft vocabulary.
+
+    index: [B, T] int64, where a position's law lies (-1 = none).  law: [m, W] float32, renormalised.
+    best: [m] int64 draft id of the target's argmax over its whole vocabulary, -1 if outside.  mass: [m], mass inside.
+    """
+
+    index: Tensor
+    law: Tensor
+    best: Tensor
+    mass: Tensor
+
+
+@torch.no_grad()
+def target_laws(draft: SequentialDraft, batch: TrainingBatch, target: TargetView) -> TargetLaws:
+    """Laws of the tokens that some step predicts; full-vocabulary logits exist only a chunk at a time."""
+    predicted = batch.mask.clone()
+    predicted[:, :1] = False  # the first token has no law
+    wanted = torch.zeros_like(predicted)
+    wanted[:, :-1] = predicted[:, 1:]  # the law of token s + 1 is at s
+    rows, times = wanted.nonzero(as_tuple=True)
+    index = torch.full(batch.ids.shape, -1, dtype=torch.int64, device=batch.ids.device)
+    index[rows, times] = torch.arange(len(rows), device=index.device)
+    laws, best, mass = [], [], []
+    for chunk in batch.hidden[rows, times].split(HEAD_CHUNK):
+        logits = target.head(chunk).float()
+        inside = draft.vocab.restrict(logits)
+        laws.append(inside.softmax(dim=-1))
+        best.append(draft.vocab.to_draft(logits.argmax(dim=-1)))
+        mass.append((inside.logsumexp(dim=-1) - logits.logsumexp(dim=-1)).exp())
+    return TargetLaws(index, torch.cat(laws), torch.cat(best), torch.cat(mass))
+
+
+class TTT:
+    """The objective; see the module's docstring."""
+
+    def __init__(self, config: TTTConfig) -> None:
+        self.config = config
+
+    def loss(self, draft: SequentialDraft, batch: TrainingBatch, target: TargetView, *, step: int) -> LossTerms:
+        """Sum over steps of decay^j times the cross-entropies; denominator: supervised rows of step 0."""
+        laws = target_laws(draft, batch, target)
+        numerator = batch.taps.new_zeros((), dtype=torch.float32)
+        denominator = numerator
+        metrics: dict[str, tuple[Tensor, Tensor]] = {}
+        for unrolled in unroll(draft, batch, target, steps=self.config.steps):
+            active, rows = unrolled.active, unrolled.rows
+            place = self._laws_of(rows, laws, unrolled.step)[active]
+            logits = draft.logits(unrolled.hidden[active])
+            best = laws.best[place]
+            known = best >= 0
+            losses = soft_cross_entropy(logits[known], target=laws.law[place[known]])
+            numerator = numerator + self.config.decay**unrolled.step * losses.sum()
+            count = active.sum().float()
+            if unrolled.step == 0:
+                denominator = count
+                metrics["coverage"] = (laws.mass[place].sum(), count)
+                metrics["loss_0"] = (losses.detach().sum(), known.sum().float())
+            right = (logits.detach().argmax(dim=-1) == best).sum().float()
+            metrics[f"accuracy_{unrolled.step}"] = (right, count)
+        return LossTerms(numerator, denominator, metrics)
+
+    def _laws_of(self, rows: Rows, laws: TargetLaws, step: int) -> Tensor:
+        return rows.take(laws.index, ahead=PREDICT - 1 + step)
+
+
+def build(config: ObjectiveConfig, draft: object) -> TTT:
+    """The objective for a sequential draft; other drafts are refused."""
+    assert isinstance(config, TTTConfig)
+    if not isinstance(draft, SequentialDraft):
+        raise ConfigError(f"objective ttt is defined for sequential drafts (eagle3), not for {type(draft).__name__}")
+    if config.steps < 1 or not 0 < config.decay <= 1:
+        raise ConfigError(f"ttt: steps must be at least 1 and decay in (0, 1], found {config.steps} and {config.decay}")
+    return TTT(config)
+
+
+PLUGIN = ObjectivePlugin(config=TTTConfig, build=build)

@@ -1,0 +1,56 @@
+"""Small EAGLE-3 drafts for tiny targets, and batches to train them on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.drafts import eagle3
+from paceline.ops.vocab import DraftVocab
+from paceline.targets._facts import facts_of
+from paceline.targets.generic import Target
+from paceline.training.objectives._base import TrainingBatch
+
+
+def tiny_eagle3(target: Target, *, words: int | None = None, seed: int = 0, scale: float = 0.3) -> eagle3.Eagle3:
+    """An EAGLE-3 draft with weights large enough that its guesses differ from row to row."""
+    torch.manual_seed(seed)
+    facts = facts_of(target.model)
+    size = words or facts.vocab_size
+    options: dict[str, object] = {"draft_vocab_size": size, "intermediate_size": 64}
+    vocab = DraftVocab.full(size) if words is None else DraftVocab.from_counts(torch.arange(facts.vocab_size), size=size)
+    draft = eagle3.build(eagle3.configure(facts, options), vocab)
+    with torch.no_grad():
+        for name, parameter in draft.named_parameters():
+            if "norm" not in name:
+                parameter.normal_(std=scale)
+    return draft
+
+
+def batch_of(target: Target, rows: list[tuple[list[int], int]], *, taps: tuple[int, ...]) -> TrainingBatch:
+    """Rows of (ids, prompt length); everything behind the prompt is supervised."""
+    longest = max(len(ids) for ids, _ in rows)
+    ids = torch.zeros(len(rows), longest, dtype=torch.int64)
+    mask = torch.zeros(len(rows), longest, dtype=torch.bool)
+    for row, (tokens, prompt) in enumerate(rows):
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+        mask[row, prompt : len(tokens)] = True
+    target.set_taps(taps)
+    scores = target.full_forward(ids)
+    target.set_taps(())
+    assert scores.taps is not None and scores.hidden is not None
+    return TrainingBatch(ids, mask, torch.tensor([len(tokens) for tokens, _ in rows]), scores.taps, scores.hidden)
+
+
+def random_rows(count: int, *, vocab: int = 64, seed: int = 0) -> list[tuple[list[int], int]]:
+    """Rows of unequal lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [(12, 3), (17, 5), (9, 4), (15, 9)]
+    return [
+        (torch.randint(0, vocab, (sizes[i % 4][0],), generator=generator).tolist(), sizes[i % 4][1]) for i in range(count)
+    ]
+
+
+def max_difference(one: Tensor, two: Tensor) -> float:
+    """Largest absolute difference."""
+    return float((one - two).detach().abs().max())
