@@ -1,7 +1,7 @@
 """Every outcome of a random procedure with its probability: coins and draws become branches.
 
-It knows nothing of what is run: anything that takes its randomness from `sampling.flip` and `sampling.draw` (one law at
-a time) can be enumerated, the production code of a whole round included.
+It knows nothing of what is run: anything that takes its randomness from `sampling.flip` and `sampling.draw` can be
+enumerated, the production code of a whole round included.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -46,13 +46,15 @@ class Branches:
         return self.choose([1.0 - chance, chance]) == 1
 
     def draw(self, probs: Tensor, *, generator: object) -> Tensor:
-        assert probs.dim() == 1
-        weights = probs.tolist()
+        rows = probs.reshape(-1, probs.shape[-1]).tolist()
+        return torch.tensor([self._draw_row(row) for row in rows]).reshape(probs.shape[:-1])
+
+    def _draw_row(self, weights: list[float]) -> int:
         assert min(weights) >= 0.0
         total = sum(weights)
         if total == 0.0:  # only draw_without_replacement asks, and it discards the answer
-            return torch.tensor(len(weights))
-        return torch.tensor(self.choose([weight / total for weight in weights]))
+            return len(weights)
+        return self.choose([weight / total for weight in weights])
 
     def next_script(self) -> list[int] | None:
         for at in reversed(range(len(self.taken))):

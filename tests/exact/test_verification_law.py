@@ -196,6 +196,17 @@ def test_a_vocabulary_of_five_and_unrelated_drafts(seed, kind):
         assert_lossless(one_round, target=target, length=height(SHAPES[shape]) + 1)
 
 
+def test_the_enumerator_branches_on_every_row_of_a_batch_of_draws():
+    laws = torch.tensor([[0.25, 0.75, 0.0], [0.5, 0.0, 0.5]], dtype=torch.float64)
+    law = torch.zeros(3, 3, 3, 3, dtype=torch.float64)
+    draws = outcomes(lambda: sampling.draw_without_replacement(laws, count=2, generator=torch.Generator()).tolist())
+    for ((a, b), (c, d)), chance in draws:
+        law[a, b, c, d] += chance
+    assert law[1, 0, 2, 0] == 0.75 * 0.5
+    assert law[0, 1, 0, 2] == 0.25 * 0.5
+    assert law.sum() == 1.0
+
+
 def test_how_often_one_level_accepts_is_the_closed_form():
     target, draft = related(1, 4)
     p, q = target.law(()), draft.law(())
