@@ -76,8 +76,17 @@ class SequentialDraft(nn.Module):
         """Residual and MLP: features and attention output [..., Hd] -> hidden [..., Hd], fed to the next step."""
 
     @abstractmethod
+    def head_input(self, hidden: Tensor) -> Tensor:
+        """What the head reads: [..., Hd] -> [..., Hd]."""
+
+    @property
+    @abstractmethod
+    def head_weight(self) -> Tensor:
+        """[W, Hd] rows of the head, without bias."""
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., Hd] -> [..., W]."""
+        return nn.functional.linear(self.head_input(hidden), self.head_weight)
 
     def level(
         self, embeds: Tensor, features: Tensor, *, positions: Tensor, visible: Tensor, cache: KVCache

@@ -129,9 +129,14 @@ class Eagle3(SequentialDraft):
         """The residual is the feature before its norm; the result goes to the next step before the final norm."""
         return self.midlayer.finish(features, mixed)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[..., Hd] before the final norm -> [..., W]."""
-        return self.lm_head(self.norm(hidden))
+    def head_input(self, hidden: Tensor) -> Tensor:
+        """The final norm: [..., Hd] -> [..., Hd]."""
+        return self.norm(hidden)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[W, Hd]."""
+        return self.lm_head.weight
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:

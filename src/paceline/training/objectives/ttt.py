@@ -14,9 +14,9 @@ from torch import Tensor
 
 from paceline.drafts._base import SequentialDraft
 from paceline.errors import ConfigError
-from paceline.ops.losses import soft_cross_entropy
+from paceline.ops.fused_losses import head_cross_entropy
 from paceline.records import LossTerms
-from paceline.training.collate import PREDICT, Rows
+from paceline.training.collate import PREDICT
 from paceline.training.objectives._base import ObjectiveConfig, ObjectivePlugin, TargetView, TrainingBatch
 from paceline.training.unroll import unroll
 
@@ -35,13 +35,12 @@ class TargetLaws:
     """The target's next-token law at every supervised position, over the draft vocabulary.
 
     index: [B, T] int64, where a position's law lies (-1 = none).  law: [m, W] float32, renormalised.
-    best: [m] int64 draft id of the target's argmax over its whole vocabulary, -1 if outside.  mass: [m], mass inside.
+    best: [m] int64 draft id of the target's argmax over its whole vocabulary, -1 if outside.
     """
 
     index: Tensor
     law: Tensor
     best: Tensor
-    mass: Tensor
 
 
 @torch.no_grad()
@@ -54,14 +53,15 @@ def target_laws(draft: SequentialDraft, batch: TrainingBatch, target: TargetView
     rows, times = wanted.nonzero(as_tuple=True)
     index = torch.full(batch.ids.shape, -1, dtype=torch.int64, device=batch.ids.device)
     index[rows, times] = torch.arange(len(rows), device=index.device)
-    laws, best, mass = [], [], []
-    for chunk in batch.hidden[rows, times].split(HEAD_CHUNK):
-        logits = target.head(chunk).float()
-        inside = draft.vocab.restrict(logits)
-        laws.append(inside.softmax(dim=-1))
-        best.append(draft.vocab.to_draft(logits.argmax(dim=-1)))
-        mass.append((inside.logsumexp(dim=-1) - logits.logsumexp(dim=-1)).exp())
-    return TargetLaws(index, torch.cat(laws), torch.cat(best), torch.cat(mass))
+    vocab = draft.vocab
+    laws = torch.empty(len(rows), vocab.size, dtype=torch.float32, device=index.device)
+    best = torch.empty(len(rows), dtype=torch.int64, device=index.device)
+    for start in range(0, len(rows), HEAD_CHUNK):
+        part = slice(start, start + HEAD_CHUNK)
+        logits = target.head(batch.hidden[rows[part], times[part]])
+        laws[part] = vocab.restrict(logits).float().softmax(dim=-1)
+        best[part] = vocab.to_draft(logits.argmax(dim=-1))
+    return TargetLaws(index, laws, best)
 
 
 class TTT:
@@ -77,25 +77,25 @@ class TTT:
         denominator = numerator
         metrics: dict[str, tuple[Tensor, Tensor]] = {}
         for unrolled in unroll(draft, batch, target, steps=self.config.steps):
-            active, rows = unrolled.active, unrolled.rows
-            place = self._laws_of(rows, laws, unrolled.step)[active]
-            logits = draft.logits(unrolled.hidden[active])
+            active, number = unrolled.active, unrolled.step
+            place = unrolled.rows.take(laws.index, ahead=PREDICT - 1 + number)[active]
             best = laws.best[place]
-            known = best >= 0
-            losses = soft_cross_entropy(logits[known], target=laws.law[place[known]])
-            numerator = numerator + self.config.decay**unrolled.step * losses.sum()
+            known = (best >= 0).float()
+            total, losses, guessed = head_cross_entropy(
+                draft.head_input(unrolled.hidden[active]),
+                weight=draft.head_weight,
+                laws=laws.law,
+                place=place,
+                row_weights=known,
+            )
+            numerator = numerator + self.config.decay**number * total
             count = active.sum().float()
-            if unrolled.step == 0:
+            metrics[f"accuracy_{number}"] = ((guessed == best).sum().float(), count)
+            if number == 0:
                 denominator = count
-                metrics["coverage"] = (laws.mass[place].sum(), count)
-                metrics["loss_0"] = (losses.detach().sum(), known.sum().float())
-            right = (logits.detach().argmax(dim=-1) == best).sum().float()
-            metrics[f"accuracy_{unrolled.step}"] = (right, count)
+                metrics["coverage"] = (known.sum(), count)
+                metrics["loss_0"] = ((losses * known).sum(), known.sum())
         return LossTerms(numerator, denominator, metrics)
-
-    def _laws_of(self, rows: Rows, laws: TargetLaws, step: int) -> Tensor:
-        return rows.take(laws.index, ahead=PREDICT - 1 + step)
-
 
 def build(config: ObjectiveConfig, draft: object) -> TTT:
     """The objective for a sequential draft; other drafts are refused."""

@@ -1,0 +1,101 @@
+"""The fused head and cross-entropy against its readable twin: value, gradients, memory."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from paceline.ops.fused_losses import CHUNK, head_cross_entropy
+from paceline.ops.losses import soft_cross_entropy
+
+
+def case(rows: int) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(rows)
+    hidden = torch.randn(rows, 12, generator=generator).requires_grad_()
+    weight = torch.randn(30, 12, generator=generator).requires_grad_()
+    laws = torch.randn(rows + 5, 30, generator=generator).softmax(dim=-1)
+    place = torch.randint(0, rows + 5, (rows,), generator=generator)
+    weights = torch.rand(rows, generator=generator) * (torch.rand(rows, generator=generator) > 0.3)
+    return hidden, weight, laws, place, weights
+
+
+def test_value_and_gradients_equal_the_twin() -> None:
+    for rows in (1, 7, CHUNK, CHUNK + 3):
+        hidden, weight, laws, place, weights = case(rows)
+        total, losses, best = head_cross_entropy(hidden, weight=weight, laws=laws, place=place, row_weights=weights)
+        (2.5 * total).backward()
+        fast = hidden.grad, weight.grad
+        hidden.grad = weight.grad = None
+        logits = hidden @ weight.T
+        slow = soft_cross_entropy(logits, target=laws[place])
+        (2.5 * (slow * weights).sum()).backward()
+        assert torch.allclose(losses, slow, atol=1e-5)
+        assert torch.equal(best, logits.argmax(dim=-1))
+        assert torch.allclose(total, (slow * weights).sum(), rtol=1e-5)
+        for one, two in zip(fast, (hidden.grad, weight.grad), strict=True):
+            assert one is not None and two is not None and torch.allclose(one, two, atol=2e-5, rtol=1e-4)
+
+
+def test_bfloat16_is_close_and_gradients_keep_their_dtype() -> None:
+    hidden, weight, laws, place, weights = case(50)
+    exact, _, _ = head_cross_entropy(hidden, weight=weight, laws=laws, place=place, row_weights=weights)
+    with torch.autocast("cpu", torch.bfloat16):
+        close, _, _ = head_cross_entropy(hidden, weight=weight, laws=laws, place=place, row_weights=weights)
+    close.backward()
+    assert abs(float(close.detach() - exact.detach())) < 0.02 * abs(float(exact.detach()))
+    assert hidden.grad is not None and hidden.grad.dtype == torch.float32
+
+
+def test_rows_of_weight_zero_do_not_pull() -> None:
+    hidden, weight, laws, place, weights = case(9)
+    total, _, _ = head_cross_entropy(
+        hidden, weight=weight, laws=laws, place=place, row_weights=torch.zeros_like(weights)
+    )
+    total.backward()
+    assert hidden.grad is not None and float(hidden.grad.abs().max()) == 0.0
+
+
+def test_peak_memory_is_a_fraction_of_the_full_logits() -> None:
+    """K31: V = 32k, S = 512, draft vocabulary 1k, hidden 64."""
+    rows, words, full = 512, 1000, 32_000
+    hidden = torch.randn(rows, 64).requires_grad_()
+    weight = torch.randn(words, 64).requires_grad_()
+    laws = torch.randn(rows, words).softmax(dim=-1)
+    with LiveBytes() as live:
+        total, _, _ = head_cross_entropy(
+            hidden, weight=weight, laws=laws, place=torch.arange(rows), row_weights=torch.ones(rows)
+        )
+        total.backward()
+    assert rows * 64 * 4 < live.peak < rows * full * 4 / 4
+
+
+class LiveBytes(TorchDispatchMode):
+    """Most bytes of new storages alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                self.watch(tensor.untyped_storage())
+        return result
+
+    def watch(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage.data_ptr(), storage.nbytes()
+        if key in self.known or not size:
+            return
+        self.known.add(key)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self.forget, key, size)
+
+    def forget(self, key: int, size: int) -> None:
+        self.known.discard(key)
+        self.live -= size
