@@ -1,0 +1,259 @@
+"""A draft on disk: a folder with its weights, what they are for, the recipe that made them and who ran it.
+
+    draft.safetensors   the weights, the draft vocabulary's map among them
+    draft.toml          which draft, its configuration, its vocabulary and its target; sha256 of the other files
+    tokens.json.gz      names of the target's tokens, to refuse a foreign tokenizer by name
+    recipe.toml         the recipe, if it was trained by one
+    manifest.json       who made it
+
+Strict both ways: a tensor that is missing, unexpected, of another shape, NaN or infinite is an error that names it.
+The folder is written aside and renamed, so that it is whole or absent.  This module knows no training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from paceline import __version__
+from paceline.config import Recipe, dump_recipe
+from paceline.drafts._base import DraftConfig, DraftPlugin, SequentialDraft
+from paceline.errors import CheckpointError
+from paceline.ops.vocab import DraftVocab
+from paceline.plugins import load_plugin
+from paceline.store.files import folder_aside, remove_partial, sha256_file
+from paceline.store.fingerprint import TargetIdentity, identify_target
+from paceline.store.manifest import Manifest
+from paceline.store.weights import check_finite, fill_module, read_tensors, write_tensors
+from paceline.targets.generic import Target
+from paceline.toml import to_toml
+
+FORMAT = 1
+WEIGHTS, FACTS, TOKENS, RECIPE, MANIFEST = (
+    "draft.safetensors", "draft.toml", "tokens.json.gz", "recipe.toml", "manifest.json",
+)  # fmt: skip
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+MAP = ("d2t", "t2d")  # names of the draft vocabulary's two tables in the weights of every draft
+
+
+@dataclass(frozen=True, slots=True)
+class DraftInfo:
+    """What is known of a draft beside its weights.
+
+    name: its plug-in.  config: its sizes.  target: for which it was made.  notes: plain values of whoever trained it
+    (step, tokens, accepted length, longest example ...).
+    """
+
+    name: str
+    config: DraftConfig
+    target: TargetIdentity
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A draft ready for use, in evaluation mode, and what its folder says of it."""
+
+    draft: SequentialDraft
+    info: DraftInfo
+
+
+def save_draft(
+    folder: Path | str,
+    draft: SequentialDraft,
+    *,
+    info: DraftInfo,
+    dtype: str = "float32",
+    recipe: Recipe | None = None,
+    manifest: Manifest | None = None,
+) -> None:
+    """Write a draft's folder, whole or not at all; one that is there is replaced.
+
+    dtype: "float32" or "bfloat16", of the floating-point weights on disk.
+    Raises CheckpointError naming the tensors that hold NaN or infinity: such a draft is never saved.
+    """
+    tensors = {name: _cast(tensor, DTYPES[dtype]) for name, tensor in draft.state_dict().items()}
+    check_finite(tensors, where=f"draft {info.name}, not saved")
+    path = Path(folder)
+    with folder_aside(path) as aside:
+        write_tensors(aside / WEIGHTS, tensors)
+        (aside / TOKENS).write_bytes(gzip.compress(json.dumps(info.target.tokens).encode(), mtime=0))
+        if recipe is not None:
+            (aside / RECIPE).write_text(dump_recipe(recipe), "utf-8")
+        if manifest is not None:
+            (aside / MANIFEST).write_text(json.dumps(manifest.as_dict(), indent=1) + "\n", "utf-8")
+        digests = {file.name: sha256_file(file) for file in sorted(aside.iterdir())}
+        (aside / FACTS).write_text(to_toml(_facts(draft, info, dtype=dtype, digests=digests)), "utf-8")
+
+
+def read_info(folder: Path | str) -> DraftInfo:
+    """What a draft's folder says of it, without its weights.  Raises CheckpointError naming the file at fault."""
+    path = Path(folder)
+    facts = _read_facts(path)
+    plugin: DraftPlugin = load_plugin("drafts", name=facts["draft"])
+    try:
+        config = plugin.config.model_validate_json(json.dumps(facts["config"]), strict=True)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key = ".".join(map(str, fault["loc"]))
+        raise CheckpointError(f"{path / FACTS}: config.{key}: {fault['msg']}; expected what save_draft wrote") from None
+    tokens = tuple(json.loads(gzip.decompress((path / TOKENS).read_bytes())))
+    target = TargetIdentity(**facts["target"], tokens=tokens)
+    return DraftInfo(name=facts["draft"], config=config, target=target, notes=facts["training"])
+
+
+def load_draft(
+    folder: Path | str,
+    *,
+    target: Target | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    warn: Callable[[str], None] = print,
+) -> LoadedDraft:
+    """Read a draft's folder.
+
+    target: with which it is going to work.  Refused are a tokenizer in which any of the draft's tokens has another id,
+    and other sizes; other weights only cost acceptance, never exactness, and are told to `warn` in one line; further
+    rows of the target's vocabulary (padding) are added to the draft's map, never to what it can say.
+    Raises CheckpointError that names the file and the tensors at fault.
+    """
+    path = Path(folder)
+    info = read_info(path)
+    tensors = read_tensors(path / WEIGHTS)
+    where = str(path / WEIGHTS)
+    vocab = _read_vocab(tensors, facts=_read_facts(path), where=where)
+    config = info.config
+    if target is not None:
+        _check_target(info, target, vocab=vocab, where=str(path), warn=warn)
+        vocab, config = _fit_vocab(vocab, config, target_size=target.vocab_size)
+    plugin: DraftPlugin = load_plugin("drafts", name=info.name)
+    draft = plugin.build(config, vocab)
+    assert isinstance(draft, SequentialDraft), "only drafts with weights are saved"
+    own = {name: tensor for name, tensor in draft.state_dict().items() if name in MAP}
+    fill_module(draft, {**{name: value for name, value in tensors.items() if name not in MAP}, **own}, where=where)
+    return LoadedDraft(draft.to(device=device, dtype=dtype).eval(), dataclasses.replace(info, config=config))
+
+
+def _facts(draft: SequentialDraft, info: DraftInfo, *, dtype: str, digests: dict[str, str]) -> dict[str, Any]:
+    target = dataclasses.asdict(info.target)
+    del target["tokens"]
+    return {
+        "format": FORMAT,
+        "draft": info.name,
+        "paceline": __version__,
+        "dtype": dtype,
+        "num_parameters": sum(parameter.numel() for parameter in draft.parameters()),
+        "vocabulary": {"size": draft.vocab.size, "target_size": draft.vocab.target_size},
+        "target": target,
+        "training": dict(info.notes),
+        "config": info.config.model_dump(mode="json", exclude_none=True),
+        "sha256": digests,
+    }
+
+
+def _read_facts(path: Path) -> dict[str, Any]:
+    """draft.toml, after checking that every other file is the one that it describes."""
+    if not path.exists():
+        remove_partial(path)  # a kill between the two renames of a replacement: the old folder is put back
+    if not (path / FACTS).is_file():
+        raise CheckpointError(
+            f"{path}: no {FACTS} in it; expected a folder written by `paceline train`, such as OUT/best"
+        )
+    try:
+        facts = tomllib.loads((path / FACTS).read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path / FACTS} is not TOML: {error}; restore the folder") from error
+    if facts.get("format") != FORMAT:
+        raise CheckpointError(f"{path / FACTS} has format {facts.get('format')}, this version reads {FORMAT}")
+    for name, digest in facts["sha256"].items():
+        if not (path / name).is_file():
+            raise CheckpointError(f"{path / name} is missing; restore the folder")
+        found = sha256_file(path / name)
+        if found != digest:
+            raise CheckpointError(
+                f"{path / name} is not the file that {FACTS} describes: sha256 {found[:12]}, expected {digest[:12]}; "
+                "restore the folder"
+            )
+    return facts
+
+
+def _read_vocab(tensors: dict[str, Tensor], *, facts: dict[str, Any], where: str) -> DraftVocab:
+    size, total = facts["vocabulary"]["size"], facts["vocabulary"]["target_size"]
+    absent = [name for name in MAP if name not in tensors]
+    if size == total:
+        if len(absent) < len(MAP):
+            raise CheckpointError(f"{where}: unexpected d2t or t2d; {FACTS} says that the vocabulary is the whole one")
+        return DraftVocab.full(total)
+    if absent:
+        raise CheckpointError(f"{where}: missing {', '.join(absent)}, the map of its {size} words; restore the folder")
+    vocab = DraftVocab.from_tables(tensors["d2t"], t2d=tensors["t2d"])
+    if (vocab.size, vocab.target_size) != (size, total):
+        raise CheckpointError(
+            f"{where}: a map of {vocab.size} of {vocab.target_size} words, {FACTS} says {size} of {total}"
+        )
+    return vocab
+
+
+def _check_target(
+    info: DraftInfo, target: Target, *, vocab: DraftVocab, where: str, warn: Callable[[str], None]
+) -> None:
+    theirs, ours = info.target, identify_target(target)
+    if (ours.hidden_size, ours.num_layers) != (theirs.hidden_size, theirs.num_layers):
+        raise CheckpointError(
+            f"{where} was made for a target of {theirs.num_layers} layers of width {theirs.hidden_size} "
+            f"({theirs.name}); {ours.name} has {ours.num_layers} of width {ours.hidden_size}: choose the draft's own"
+        )
+    for index, (known, found) in enumerate(zip(theirs.tokens, _padded(ours.tokens, len(theirs.tokens)), strict=False)):
+        if ours.tokens and known is not None and known != found:
+            raise CheckpointError(
+                f"{where}: token {index} is {known!r} for the draft and {found!r} in the tokenizer of {ours.name}; "
+                "expected one tokenizer: choose the draft's own target"
+            )
+    highest = int(vocab.ids[-1])  # sync
+    if highest >= ours.vocab_size:
+        raise CheckpointError(
+            f"{where} can propose token {highest}, {ours.name} has ids 0 to {ours.vocab_size - 1}: "
+            "choose the draft's own target"
+        )
+    if ours.digest != theirs.digest:
+        warn(
+            f"{where} was trained for another target ({theirs.name}, fingerprint {theirs.digest[:12]}; {ours.name} has "
+            f"{ours.digest[:12]}): the text stays exact, fewer tokens will be accepted"
+        )
+
+
+def _padded(tokens: tuple[str | None, ...], length: int) -> tuple[str | None, ...]:
+    return tokens + (None,) * (length - len(tokens))
+
+
+def _fit_vocab(vocab: DraftVocab, config: DraftConfig, *, target_size: int) -> tuple[DraftVocab, DraftConfig]:
+    """The same words, mapped into a target vocabulary with more or fewer padding rows."""
+    if target_size == vocab.target_size:
+        return vocab, config
+    table = torch.zeros(target_size, dtype=torch.bool)
+    table[vocab.ids] = True
+    return DraftVocab.from_tables(vocab.d2t, t2d=table), config.model_copy(update={"vocab_size": target_size})
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def weights_sha256(draft: SequentialDraft) -> str:
+    """sha256 (hex) of a draft's tensors, names included, to tell two drafts apart in a record."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(draft.state_dict().items()):
+        wide = tensor.detach().cpu().float() if tensor.is_floating_point() else tensor.detach().cpu().long()
+        digest.update(name.encode() + str(list(tensor.shape)).encode() + wide.numpy().tobytes())
+    return digest.hexdigest()
