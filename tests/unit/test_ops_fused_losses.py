@@ -25,7 +25,10 @@ def case(rows: int) -> tuple[torch.Tensor, ...]:
 def test_value_and_gradients_equal_the_twin() -> None:
     for rows in (1, 7, CHUNK, CHUNK + 3):
         hidden, weight, laws, place, weights = case(rows)
-        total, losses, best = head_cross_entropy(hidden, weight=weight, laws=laws, place=place, row_weights=weights)
+        labels = (hidden @ weight.T).argmax(dim=-1).roll(1)
+        total, losses, hits = head_cross_entropy(
+            hidden, weight=weight, laws=laws, place=place, row_weights=weights, labels=labels
+        )
         (2.5 * total).backward()
         fast = hidden.grad, weight.grad
         hidden.grad = weight.grad = None
@@ -33,7 +36,7 @@ def test_value_and_gradients_equal_the_twin() -> None:
         slow = soft_cross_entropy(logits, target=laws[place])
         (2.5 * (slow * weights).sum()).backward()
         assert torch.allclose(losses, slow, atol=1e-5)
-        assert torch.equal(best, logits.argmax(dim=-1))
+        assert torch.equal(hits, logits.argmax(dim=-1) == labels)
         assert torch.allclose(total, (slow * weights).sum(), rtol=1e-5)
         for one, two in zip(fast, (hidden.grad, weight.grad), strict=True):
             assert one is not None and two is not None and torch.allclose(one, two, atol=2e-5, rtol=1e-4)
@@ -41,9 +44,13 @@ def test_value_and_gradients_equal_the_twin() -> None:
 
 def test_bfloat16_is_close_and_gradients_keep_their_dtype() -> None:
     hidden, weight, laws, place, weights = case(50)
-    exact, _, _ = head_cross_entropy(hidden, weight=weight, laws=laws, place=place, row_weights=weights)
+    exact, _, _ = head_cross_entropy(
+        hidden, weight=weight, laws=laws, place=place, row_weights=weights, labels=place * 0
+    )
     with torch.autocast("cpu", torch.bfloat16):
-        close, _, _ = head_cross_entropy(hidden, weight=weight, laws=laws, place=place, row_weights=weights)
+        close, _, _ = head_cross_entropy(
+            hidden, weight=weight, laws=laws, place=place, row_weights=weights, labels=place * 0
+        )
     close.backward()
     assert abs(float(close.detach() - exact.detach())) < 0.02 * abs(float(exact.detach()))
     assert hidden.grad is not None and hidden.grad.dtype == torch.float32
@@ -52,7 +59,7 @@ def test_bfloat16_is_close_and_gradients_keep_their_dtype() -> None:
 def test_rows_of_weight_zero_do_not_pull() -> None:
     hidden, weight, laws, place, weights = case(9)
     total, _, _ = head_cross_entropy(
-        hidden, weight=weight, laws=laws, place=place, row_weights=torch.zeros_like(weights)
+        hidden, weight=weight, laws=laws, place=place, row_weights=torch.zeros_like(weights), labels=place * 0
     )
     total.backward()
     assert hidden.grad is not None and float(hidden.grad.abs().max()) == 0.0
@@ -66,7 +73,12 @@ def test_peak_memory_is_a_fraction_of_the_full_logits() -> None:
     laws = torch.randn(rows, words).softmax(dim=-1)
     with LiveBytes() as live:
         total, _, _ = head_cross_entropy(
-            hidden, weight=weight, laws=laws, place=torch.arange(rows), row_weights=torch.ones(rows)
+            hidden,
+            weight=weight,
+            laws=laws,
+            place=torch.arange(rows),
+            row_weights=torch.ones(rows),
+            labels=torch.full((rows,), -1),
         )
         total.backward()
     assert rows * 64 * 4 < live.peak < rows * full * 4 / 4

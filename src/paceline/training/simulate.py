@@ -67,4 +67,3 @@ def _span(starts: list[bool], time: int) -> int:
     while end < len(starts) and starts[end]:
         end += 1
     return end - time
-

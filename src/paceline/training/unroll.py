@@ -53,9 +53,7 @@ def unroll(draft: SequentialDraft, batch: TrainingBatch, target: TargetView, *, 
         yield UnrollStep(step, rows, features, rows.take(supervised(batch.mask, step=step)))
 
 
-def _context(
-    draft: SequentialDraft, batch: TrainingBatch, target: TargetView, fused: Tensor
-) -> tuple[Tensor, Tensor]:
+def _context(draft: SequentialDraft, batch: TrainingBatch, target: TargetView, fused: Tensor) -> tuple[Tensor, Tensor]:
     """Step-0 keys and values of every position, [B, A_kv, T, C] each; the last position is fed nothing real and unseen."""
     fed = torch.cat([batch.ids[:, FEED:], batch.ids[:, -FEED:]], dim=1)
     positions = torch.arange(batch.ids.shape[1], device=fed.device).expand_as(fed)
@@ -83,7 +81,9 @@ def _attend(
     hidden_keys = torch.arange(length, device=time.device) > time[:, :, None]  # [B, R, T]
     scores = scores.masked_fill(hidden_keys[:, None, None], -torch.inf)
     if own_keys:
-        own = torch.stack([(grouped * key[:, None]).sum(-1) for key in own_keys], dim=-1).float() * scale  # [A_kv, G, n, j]
+        own = (
+            torch.stack([(grouped * key[:, None]).sum(-1) for key in own_keys], dim=-1).float() * scale
+        )  # [A_kv, G, n, j]
         scores = torch.cat([scores, _padded_scores(own, rows, batch)], dim=-1)
     weights = scores.softmax(dim=-1).to(values.dtype)
     mixed = torch.matmul(weights[..., :length].flatten(2, 3), values)  # [B, A_kv, G * R, C]
