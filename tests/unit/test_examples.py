@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fixtures_text import tiny_tokenizer, words
+from fixtures_text import MARKS, STRIPS, tiny_tokenizer, words
 from paceline.data.chat import ChatFormat
 from paceline.data.examples import build_examples, count_supervised
 from paceline.data.rows import parse_row
@@ -101,3 +101,30 @@ def test_a_foreign_tokenizer_and_an_absurd_length_are_refused():
     assert build([row(1)], vocab_size=64).examples
     with pytest.raises(ConfigError, match="max_length is 2"):
         build([row(1)], max_length=2)
+
+
+def test_a_cut_answer_has_no_end_of_turn():
+    """Synth marks answers that reached the length limit: the target did not write the end token of those."""
+    messages = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "name"},
+        {"role": "assistant", "content": "one two three"},
+    ]
+    whole, cut = (parse_row({"messages": messages, "finish": finish}, source="r:1") for finish in ("stop", "length"))
+    tokenizer = tiny_tokenizer()
+    (full,), (short,) = build([whole], max_length=40).examples, build([cut], max_length=40).examples
+    assert words(tokenizer, full.ids.tolist()).endswith("assistant \n one two three <eot>")
+    assert words(tokenizer, short.ids.tolist()).endswith("assistant \n one two three")
+    assert short.ids.tolist() == full.ids.tolist()[:-1]
+    assert short.mask.tolist() == full.mask.tolist()[:-1]  # the first answer keeps its end token
+
+
+@pytest.mark.parametrize("template", [STRIPS, MARKS])
+def test_a_cut_answer_in_other_templates(template):
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes thanks bye"}]
+    cut = parse_row({"messages": messages, "finish": "length"}, source="r:1")
+    tokenizer = tiny_tokenizer(template)
+    (example,) = build_examples([cut], chat=ChatFormat(tokenizer), max_length=40).examples
+    assert words(tokenizer, example.ids[example.mask].tolist()) == "yes thanks bye"
+    assert bool(example.mask[-1])

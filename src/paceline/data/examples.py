@@ -3,6 +3,9 @@
 This module knows no files, no model and no batches. A draft at position t predicts token t + 2 (it is fed the target's
 state of t and token t + 1), so an answer counts only from its second token on: an example is used when at least two
 supervised tokens stand in a row. Tokens after the last supervised one teach nothing and are cut off.
+
+A row whose field `finish` is "length" (as `paceline synth` writes it) holds an answer that was cut before its end: the
+end-of-turn token that the chat template adds to the last answer is then not the target's word and is left out.
 """
 
 from __future__ import annotations
@@ -93,6 +96,8 @@ def build_examples(
         except DataError as error:
             drops.append(Skip(source=row.source, reason=str(error)))
             encodings = ()
+        if encodings and row.fields.get("finish") == "length":
+            encodings = (*encodings[:-1], _without_end(encodings[-1], chat))
         for encoded in encodings:
             example = _example(encoded, row, max_length=max_length, vocab_size=vocab_size)
             if isinstance(example, Example):
@@ -134,6 +139,16 @@ def _example(encoded: Encoded, row: Row, *, max_length: int, vocab_size: int | N
         )
     mask = torch.tensor(kept[:end], dtype=torch.bool)
     return Example(ids=ids, mask=mask, digest=row_digest(ids, mask), source=row.source, category=row.category)
+
+
+def _without_end(encoded: Encoded, chat: ChatFormat) -> Encoded:
+    """The last answer without the end of turn that the template, not the target, has written."""
+    end = _end(encoded.mask)
+    closing = chat.tokenize(chat.closing)
+    start = max(end - len(closing), 0)
+    if not closing or encoded.ids[start:end] != closing:
+        start = end - 1 if end and encoded.ids[end - 1] in chat.end_ids else end
+    return Encoded(ids=encoded.ids, mask=[flag and index < start for index, flag in enumerate(encoded.mask)])
 
 
 def _is_learnable(mask: Sequence[bool]) -> bool:
