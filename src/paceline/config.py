@@ -39,6 +39,7 @@ class DraftSection(Section):
 
     name: str = "eagle3"  # a plug-in of drafts/, or a dotted module name
     vocab_size: int | None = Field(default=None, ge=1)  # tokens the draft can propose; None = the target's vocabulary
+    init: Literal["target", "random"] = "target"  # whether its head and last norm start as the target's
     options: dict[str, JsonValue] = {}  # parsed by the plug-in's own Config
 
 
@@ -80,6 +81,7 @@ class TrainingSection(Section):
     save_every: int = Field(default=500, ge=1)  # optimiser steps
     validate_every: int = Field(default=500, ge=1)  # optimiser steps
     log_every: int = Field(default=10, ge=1)  # optimiser steps
+    save_dtype: Literal["float32", "bfloat16"] = "float32"  # of the drafts on disk; the state is always float32
     trackers: tuple[Literal["tensorboard"], ...] = ()  # beside the JSONL log, which is always written
 
     @model_validator(mode="after")
@@ -107,7 +109,7 @@ class Recipe(Section):
     validation: ValidationSection = ValidationSection()
 
 
-SectionType = TypeVar("SectionType", bound=Section)
+SectionType = TypeVar("SectionType", bound=BaseModel)  # a Section, or a plug-in's own strict and frozen model
 
 
 def load_recipe(path: str | Path, *, overrides: Iterable[str] = ()) -> Recipe:
@@ -190,7 +192,7 @@ def _takes_text(schema: type[Section], *, keys: list[str]) -> bool:
     return all(word is str or word is type(None) or isinstance(word, str) for group in words for word in group)
 
 
-def _explain(faults: list[ErrorDetails], *, schema: type[Section], prefix: tuple[str, ...]) -> str:
+def _explain(faults: list[ErrorDetails], *, schema: type[BaseModel], prefix: tuple[str, ...]) -> str:
     """The first fault in full, and how many more there are."""
     fault = faults[0]
     key = ".".join(str(part) for part in (*prefix, *fault["loc"])) or "the recipe"
@@ -216,7 +218,7 @@ def _found(value: Any) -> str:
     return json.dumps(value, default=str)
 
 
-def _keys(schema: type[Section], *, loc: tuple[int | str, ...]) -> list[str]:
+def _keys(schema: type[BaseModel], *, loc: tuple[int | str, ...]) -> list[str]:
     """Keys of the section that a path leads to; none if the path leads elsewhere."""
     for key in loc:
         field = schema.model_fields.get(str(key))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fixtures_text import MARKS, STRIPS, tiny_tokenizer, words
+from fixtures_text import KEEPS, MARKS, STRIPS, tiny_tokenizer, words
 from paceline.data.chat import ChatFormat
 from paceline.data.examples import build_examples, count_supervised
 from paceline.data.rows import parse_row
@@ -128,3 +128,19 @@ def test_a_cut_answer_in_other_templates(template):
     (example,) = build_examples([cut], chat=ChatFormat(tokenizer), max_length=40).examples
     assert words(tokenizer, example.ids[example.mask].tolist()) == "yes thanks bye"
     assert bool(example.mask[-1])
+
+
+@pytest.mark.parametrize("template", [KEEPS, STRIPS])
+def test_only_the_last_answer(template):
+    messages = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "yes thanks"},
+        {"role": "user", "content": "name"},
+        {"role": "assistant", "content": "one two"},
+    ]
+    chat = ChatFormat(tiny_tokenizer(template))
+    (example,) = build_examples(
+        [parse_row({"messages": messages}, source="r:1")], chat=chat, max_length=40, answers="last"
+    ).examples
+    assert words(chat.tokenizer, example.ids[example.mask].tolist()) == "one two <eot>"
+    assert "yes thanks" in words(chat.tokenizer, example.ids.tolist())

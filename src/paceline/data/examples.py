@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -77,12 +78,14 @@ def build_examples(
     chat: ChatFormat,
     max_length: int,
     vocab_size: int | None = None,
+    answers: Literal["all", "last"] = "all",
     progress: Callable[[int], None] | None = None,
 ) -> ExampleSet:
     """Tokenise rows, cut each to `max_length` tokens and drop those whose answer is lost, with the reason.
 
-    vocab_size: the target's number of token ids, to refuse a foreign tokenizer.  progress: called with the number of
-    rows done. Raises DataError when no row gives an example, ConfigError when `max_length` leaves no room for one.
+    vocab_size: the target's number of token ids, to refuse a foreign tokenizer.  answers: which of a row's assistant
+    turns are supervised.  progress: called with the number of rows done.
+    Raises DataError when no row gives an example, ConfigError when `max_length` leaves no room for one.
     """
     if max_length < 3:
         raise ConfigError(f"max_length is {max_length}; expected at least 3 tokens (a prompt and two answer tokens)")
@@ -98,6 +101,8 @@ def build_examples(
             encodings = ()
         if encodings and row.fields.get("finish") == "length":
             encodings = (*encodings[:-1], _without_end(encodings[-1], chat))
+        if answers == "last":
+            encodings = tuple(map(_last_answer, encodings[-1:]))
         for encoded in encodings:
             example = _example(encoded, row, max_length=max_length, vocab_size=vocab_size)
             if isinstance(example, Example):
@@ -149,6 +154,12 @@ def _without_end(encoded: Encoded, chat: ChatFormat) -> Encoded:
     if not closing or encoded.ids[start:end] != closing:
         start = end - 1 if end and encoded.ids[end - 1] in chat.end_ids else end
     return Encoded(ids=encoded.ids, mask=[flag and index < start for index, flag in enumerate(encoded.mask)])
+
+
+def _last_answer(encoded: Encoded) -> Encoded:
+    end = _end(encoded.mask)
+    before = max((index + 1 for index in range(end) if not encoded.mask[index]), default=0)
+    return Encoded(ids=encoded.ids, mask=[before <= index < end for index in range(len(encoded.mask))])
 
 
 def _is_learnable(mask: Sequence[bool]) -> bool:
