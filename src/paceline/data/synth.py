@@ -24,6 +24,7 @@ from paceline.errors import DataError
 from paceline.targets.generic import Target
 
 MARK = "paceline-opened-user-turn"
+HOPELESS = 256  # prompts dropped before the first usable one
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,7 @@ class Synth:
         if why:
             self.dropped[why] += 1
             self.on_drop(job.index, why)
+            self._refuse_hopeless()
             del self._jobs[job.index]
             return None
         self.seen.add(key)
@@ -194,6 +196,16 @@ class Synth:
             top_k=self.options.top_k,
             seed=job.seed + 1,
         )
+
+    def _refuse_hopeless(self) -> None:
+        """A target that writes no usable prompt would be asked for ever."""
+        drops = sum(self.dropped.values())
+        if drops >= HOPELESS and not self._prompts and not self.seen:
+            why, count = self.dropped.most_common(1)[0]
+            raise DataError(
+                f"the first {drops} prompts were all dropped ({count}: {why}); this target does not write prompts "
+                "after an opened user turn: take prompts from a file, or change --seeds"
+            )
 
     def _row(self, job: Job, answer: Finished) -> dict[str, Any]:
         prompt = self._prompts.pop(job.index)

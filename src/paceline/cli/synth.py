@@ -1,0 +1,98 @@
+"""`paceline synth`: the target writes its own training data; a stopped run goes on where it was.
+
+It shows progress and hands over to `data.synth_run`; how prompts and answers are written is decided there.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli._base import Command
+
+BYTES_PER_TOKEN = 6  # of a row on disk per answer token, prompt included; measured on smollm2
+
+
+def synth(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to fill: rows.jsonl, dropped.jsonl, synth.json.")],
+    target: Annotated[str, typer.Option("--target", "-t", help="Folder, Hub id or embedded target.")] = "smollm2",
+    answer_tokens: Annotated[int, typer.Option("--answer-tokens", min=1, help="Stop at this many.")] = 1_000_000,
+    seeds: Annotated[Path | None, typer.Option("--seeds", help="TOML of [[category]] tables; default: ours.")] = None,
+    sampled_share: Annotated[float, typer.Option("--sampled-share", min=0, max=1, help="Answers not greedy.")] = 0.25,
+    answer_temperature: Annotated[float, typer.Option("--answer-temperature", min=0.01)] = 0.8,
+    max_answer_tokens: Annotated[int, typer.Option("--max-answer-tokens", min=2)] = 224,
+    max_prompt_tokens: Annotated[int, typer.Option("--max-prompt-tokens", min=4)] = 160,
+    slots: Annotated[int, typer.Option("--slots", min=1, help="Rows decoded at once.")] = 64,
+    dtype: Annotated[str, typer.Option("--dtype", help="bfloat16 is several times faster where the CPU has it.")] = (
+        "float32"
+    ),
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,
+) -> None:
+    """Let the target write prompts (after an opened user turn of its chat template), then its own answers.
+
+    Run it again with the same options to go on after a stop; nothing that was written is lost.
+    """
+    import torch
+    from rich.console import Console
+
+    from paceline.data.chat import ChatFormat, tokenizer_digest
+    from paceline.data.synth import SynthOptions
+    from paceline.store.hub import load_target
+
+    console = Console(highlight=False, soft_wrap=True)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    options = SynthOptions(
+        seed=seed,
+        max_prompt_tokens=max_prompt_tokens,
+        max_answer_tokens=max_answer_tokens,
+        sampled_share=sampled_share,
+        answer_temperature=answer_temperature,
+        slots=slots,
+    )
+    console.print(f"about {answer_tokens * BYTES_PER_TOKEN / 1e6:.1f} MB will be written to {out}")
+    opened = load_target(target, dtype=dtype)
+    fingerprint = {
+        "target": target,
+        "dtype": dtype,
+        "tokenizer": tokenizer_digest(opened.tokenizer),
+        "template": ChatFormat(opened.tokenizer).template_digest(),
+    }
+    _run(console, opened, out, options, answer_tokens, fingerprint, seeds)
+
+
+def _run(console, target, out, options, answer_tokens, fingerprint, seeds) -> None:  # type: ignore[no-untyped-def]
+    """Progress with rate and time left on a terminal, a line a minute elsewhere."""
+    import time
+
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from paceline.data.synth_run import SynthProgress, run_synth
+
+    said = time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("answer tokens", total=answer_tokens)
+
+        def report(progress: SynthProgress) -> None:
+            nonlocal said
+            rate = f"{progress.rows} rows, {progress.rate:.0f} answer tokens/s"
+            bar.update(task, completed=min(progress.answer_tokens, answer_tokens), description=rate)
+            if not console.is_terminal and time.monotonic() - said > 60:
+                said = time.monotonic()
+                left = (answer_tokens - progress.answer_tokens) / max(progress.rate, 1e-9)
+                console.print(f"{rate}, {progress.answer_tokens} of {answer_tokens}, {left / 60:.0f} min left")
+
+        done = run_synth(
+            target, folder=out, options=options, answer_tokens=answer_tokens, fingerprint=fingerprint, seeds=seeds,
+            report=report,
+        )  # fmt: skip
+    share = ", ".join(f"{name} {count}" for name, count in done.by_category.most_common())
+    console.print(f"{done.rows} rows, {done.answer_tokens} answer tokens ({share})")
+    if done.dropped:
+        console.print("prompts dropped: " + ", ".join(f"{why} {count}" for why, count in done.dropped.most_common()))
+    console.print(f"next: paceline mask {out}/rows.jsonl --target {fingerprint['target']}, then paceline train")
+
+
+PLUGIN = Command(run=synth, group="Data", order=10)
