@@ -15,7 +15,7 @@ _PUBLIC = {
     "generate": "paceline.decoding.api",
     "generate_stream": "paceline.decoding.api",
     "load_target": "paceline.store.hub",
-    "speculative": "paceline.decoding.api",
+    "speculative": "paceline.decoding.custom_generate",
 }
 
 

@@ -51,12 +51,17 @@ def global_randomness(module: Module) -> list[str]:
 
 
 def open_keywords(module: Module) -> list[str]:
-    """Public functions that pass `**anything` through, so that a misspelt option is never noticed."""
-    return [
-        f"{module.path}:{node.lineno}: {node.name}(**{node.args.kwarg.arg})"
-        for node in module.tree.body
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and node.args.kwarg is not None
-    ]
+    """Public functions that pass `**anything` through, so that a misspelt option is never noticed.
+
+    `**options: Unpack[SomeTypedDict]` (PEP 692) is a closed list of names, which the type checker holds callers to.
+    """
+    faults = []
+    for node in module.tree.body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and node.args.kwarg is not None:
+            kind = node.args.kwarg.annotation
+            if not (isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "Unpack"):
+                faults.append(f"{module.path}:{node.lineno}: {node.name}(**{node.args.kwarg.arg})")
+    return faults
 
 
 def hollow(module: Module) -> list[str]:
@@ -102,6 +107,7 @@ def test_the_package_keeps(rule):
         (global_randomness, "torch.manual_seed(0)"),
         (global_randomness, "random.shuffle(rows)"),
         (open_keywords, "def f(x, **options): ..."),
+        (open_keywords, "def f(x, **options: Any): ..."),
         (hollow, "def f():\n    pass"),
         (hollow, "class C:\n    def f(self): ..."),
     ],
@@ -112,6 +118,7 @@ def test_a_broken_habit_is_caught(rule, text):
 
 def test_good_habits_pass():
     text = "class P(Protocol):\n    def f(self): ...\ntorch.rand(3, generator=g)\nrandom.Random(0).shuffle(rows)\n"
+    text += "def f(x, **options: Unpack[Options]): return x\n"
     module = parse("decoding.loop", text)
     assert not [fault for rule in (probing, global_randomness, open_keywords, hollow) for fault in rule(module)]
 

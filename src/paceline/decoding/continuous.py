@@ -21,7 +21,7 @@ from paceline.targets.generic import Target
 class Request:
     """One sequence to continue.
 
-    ids: prompt token ids.  temperature 0 = greedy.  top_k applies when sampling.  stop_ids end the request and are kept.
+    ids: prompt token ids.  temperature 0 = greedy.  top_k applies when sampling.  stop_ids end the request, and stay.
     """
 
     key: object

@@ -45,21 +45,26 @@ def ranked_tree(
     beams = [[0] for _ in roots]  # pool index of each beam node
     for level in range(1, depth + 1):
         log_q = output.logits.float().log_softmax(dim=-1)
-        values, ids = log_q.topk(min(width, log_q.shape[-1]), dim=-1)  # [B, m, k]
+        best_of, ids = log_q.topk(min(width, log_q.shape[-1]), dim=-1)  # [B, m, k]
+        tokens, values = vocab.to_target(ids).flatten(1).cpu(), best_of.cpu()  # sync
         scores = (values + above[:, :, None]).flatten(1)  # [B, m * k]
-        tokens = vocab.to_target(ids).flatten(1)
         best, picked = scores.topk(min(width, scores.shape[1]), dim=-1)
         kids = values.shape[-1]
-        for row, (row_tokens, row_scores) in enumerate(zip(tokens.tolist(), scores.tolist(), strict=True)):  # sync
+        for row, (row_tokens, row_scores) in enumerate(zip(tokens.tolist(), scores.tolist(), strict=True)):
             first = pools[row].extend(beams[row], row_tokens, row_scores, kids, level)
             beams[row] = [first + index for index in picked[row].tolist()]
         if level == depth:
             break
         parents = picked // kids
-        hidden = output.hidden.gather(1, parents[:, :, None].expand(-1, -1, output.hidden.shape[-1]))
+        hidden = _rows(output.hidden, parents)
         output = expand(Level(tokens.gather(1, picked), parents, hidden, level))
         above = best
     return pack(*_prune(pools, budget=plan.nodes, limits=limits))
+
+
+def _rows(hidden: Tensor, index: Tensor) -> Tensor:
+    """[B, m, Hd], [B, n] -> [B, n, Hd]."""
+    return hidden.gather(1, index.to(hidden.device)[:, :, None].expand(-1, -1, hidden.shape[-1]))
 
 
 def _prune(pools: list[_Pool], *, budget: int, limits: Sequence[int]) -> tuple[list[list[int]], list[list[int]]]:
@@ -108,15 +113,15 @@ def sampled_tree(
         draws = min(draws, left)
         law = sampling.law(output.logits)  # [B, m, W]
         ids = torch.stack([dice[row].draw_children(law[row], count=draws) for row in range(batch)])  # [B, m, k]
-        q = law.gather(2, ids.clamp_min(0)).masked_fill(ids < 0, 0.0)
+        q = law.gather(2, ids.clamp_min(0)).masked_fill(ids < 0, 0.0).cpu()  # sync
         scores = (q.log() + above[:, :, None]).flatten(1)
-        tokens = vocab.to_target(ids.clamp_min(0)).flatten(1)
+        tokens = vocab.to_target(ids.clamp_min(0)).flatten(1).cpu()
         full = vocab.expand(law)  # [B, m, V]
         for row in range(batch):
             if level <= limits[row]:
                 for place, node in enumerate(beams[row]):
                     laws[row][node] = full[row, place]
-            first = pools[row].extend(beams[row], tokens[row].tolist(), scores[row].tolist(), draws, level)  # sync
+            first = pools[row].extend(beams[row], tokens[row].tolist(), scores[row].tolist(), draws, level)
             beams[row] = list(range(first, first + tokens.shape[1]))
         left -= tokens.shape[1]
         draws = max(1, draws // 2)
@@ -126,7 +131,7 @@ def sampled_tree(
         above, picked = scores.topk(count, dim=-1)
         beams = [[beams[row][index] for index in picked[row].tolist()] for row in range(batch)]
         parents = picked // ids.shape[2]
-        hidden = output.hidden.gather(1, parents[:, :, None].expand(-1, -1, output.hidden.shape[-1]))
+        hidden = _rows(output.hidden, parents)
         output = expand(Level(tokens.gather(1, picked), parents, hidden, level))
     return _pack_drawn(pools, laws, limits=limits, pack=pack)
 

@@ -7,18 +7,19 @@ draft's state and the ids of a row move, together.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from paceline.cache import KVCache
 from paceline.decoding.propose import NoDraft, Proposer
 from paceline.decoding.sampling import RowDice
 from paceline.decoding.stats import RunStats
-from paceline.decoding.verify import Process, Record, Stop, walk
+from paceline.decoding.verify import Process, Recorder, Stop, walk
 from paceline.records import Tree, Verdict
+from paceline.targets._cache import TargetCache
 from paceline.targets.generic import Target
 
 
@@ -38,7 +39,7 @@ class RowState:
     is_stop: Stop
     dice: RowDice
     is_greedy: bool
-    record: Record | None = None
+    record: Recorder | None = None
     from_draft: list[bool] = field(default_factory=list)
 
     @property
@@ -78,31 +79,37 @@ class DecodeLoop:
         if not live:
             return
         capacity = max(len(row.ids) + row.max_new_tokens for row in live) + self.scratch
+        cache = self.target.new_cache(len(live), capacity=capacity)
+        self.proposer.begin(len(live), capacity=capacity)
+        commits, live = self._prefill(cache, live)
+        yield from commits
+        while live:
+            commits, live = self._round(cache, live)
+            yield from commits
+
+    @contextmanager
+    def _tapped(self) -> Generator[None]:
+        """The proposer's taps for one call only: another generation may use the target between our rounds."""
         before = self.target.taps
         self.target.set_taps(self.proposer.taps)
         try:
-            cache = self.target.new_cache(len(live), capacity=capacity)
-            self.proposer.begin(len(live), capacity=capacity)
-            commits, live = self._prefill(cache, live)
-            yield from commits
-            while live:
-                commits, live = self._round(cache, live)
-                yield from commits
+            yield
         finally:
             self.target.set_taps(before)
 
-    def _prefill(self, cache: KVCache, live: list[RowState]) -> tuple[list[Commit], list[RowState]]:
+    def _prefill(self, cache: TargetCache, live: list[RowState]) -> tuple[list[Commit], list[RowState]]:
         start = time.perf_counter()
         for row in live:
             row.dice.begin_round(len(row.ids))
-        scores = self.target.prefill(cache, [torch.tensor(row.ids) for row in live])
+        with self._tapped():
+            scores = self.target.prefill(cache, [torch.tensor(row.ids) for row in live])
         root_only = NoDraft().propose([0] * len(live), limits=[], dice=[])
         verdicts = [self._verify(root_only, place, scores.logits[place], row) for place, row in enumerate(live)]
         fresh = [row.ids[1:] for row in live]
         self.stats.prefill_seconds += time.perf_counter() - start
         return self._settle(cache, live, verdicts, fresh, scores.taps)
 
-    def _round(self, cache: KVCache, live: list[RowState]) -> tuple[list[Commit], list[RowState]]:
+    def _round(self, cache: TargetCache, live: list[RowState]) -> tuple[list[Commit], list[RowState]]:
         begin = time.perf_counter()
         for row in live:
             row.dice.begin_round(len(row.ids))
@@ -112,7 +119,8 @@ class DecodeLoop:
             dice=[row.dice for row in live],
         )
         drafted = time.perf_counter()
-        scores = self.target.score(cache, proposal.tokens, mask=proposal.mask, depths=proposal.depths)
+        with self._tapped():
+            scores = self.target.score(cache, proposal.tokens, mask=proposal.mask, depths=proposal.depths)
         scored = time.perf_counter()
         verdicts = [self._verify(proposal, place, scores.logits[place], row) for place, row in enumerate(live)]
         for place, (row, verdict) in enumerate(zip(live, verdicts, strict=True)):
@@ -135,7 +143,7 @@ class DecodeLoop:
 
     def _settle(
         self,
-        cache: KVCache,
+        cache: TargetCache,
         live: list[RowState],
         verdicts: list[Verdict],
         fresh: list[list[int]],

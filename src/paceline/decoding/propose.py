@@ -21,6 +21,8 @@ from paceline.ops import masks, tree
 from paceline.records import Tree
 from paceline.targets.generic import Target
 
+Rows = Sequence[Sequence[int]]
+
 
 class Proposer(ABC):
     """One generation's drafting state for B rows.
@@ -35,7 +37,7 @@ class Proposer(ABC):
         """Forget everything; `batch` rows of up to `capacity` committed tokens follow."""
 
     @abstractmethod
-    def observe(self, tokens: Sequence[Sequence[int]], *, context: Sequence[Sequence[int]], taps: Tensor | None) -> None:
+    def observe(self, tokens: Rows, *, context: Rows, taps: Tensor | None) -> None:
         """Committed tokens that follow the positions whose features are given.
 
         tokens: per row the n_b tokens x[t+1] for the n_b new positions t.  taps: [B, n, K*H], padded on the right.
@@ -77,7 +79,7 @@ class NoDraft(Proposer):
     def begin(self, batch: int, *, capacity: int) -> None:
         """Nothing to keep."""
 
-    def observe(self, tokens: Sequence[Sequence[int]], *, context: Sequence[Sequence[int]], taps: Tensor | None) -> None:
+    def observe(self, tokens: Rows, *, context: Rows, taps: Tensor | None) -> None:
         """Nothing to learn."""
 
     def propose(self, roots: Sequence[int], *, limits: Sequence[int], dice: Sequence[RowDice]) -> Tree:
@@ -103,7 +105,7 @@ class LookupProposer(Proposer):
         """Empty contexts."""
         self._context = [[] for _ in range(batch)]
 
-    def observe(self, tokens: Sequence[Sequence[int]], *, context: Sequence[Sequence[int]], taps: Tensor | None) -> None:
+    def observe(self, tokens: Rows, *, context: Rows, taps: Tensor | None) -> None:
         """Remember all ids of each row."""
         self._context = [list(ids) for ids in context]
 
@@ -156,8 +158,8 @@ class SequentialProposer(Proposer):
         self.cache = KVCache(batch, capacity=capacity + self.plan.scratch)
 
     @torch.no_grad()
-    def observe(self, tokens: Sequence[Sequence[int]], *, context: Sequence[Sequence[int]], taps: Tensor | None) -> None:
-        """Run the draft over the new pairs (features at t, token t + 1) and keep what it says at each row's last one."""
+    def observe(self, tokens: Rows, *, context: Rows, taps: Tensor | None) -> None:
+        """Run the draft over the new pairs (features at t, token t + 1); keep what it says at each row's last one."""
         assert taps is not None, "a sequential draft reads the target's taps"
         counts = [len(row) for row in tokens]
         ids = tree.stack(tokens, fill=0)
@@ -166,9 +168,8 @@ class SequentialProposer(Proposer):
         steps = torch.arange(count).expand(len(tokens), -1)
         lengths = torch.tensor(self.cache.lengths)
         slots = lengths[:, None] + steps
-        visible = masks.prefix_tree_mask(
-            masks.prefix_slots(lengths, capacity=self._view(count)), tree_mask=causal, tree_slots=slots, tree_positions=slots
-        )
+        known = masks.prefix_slots(lengths, capacity=self._view(count))
+        visible = masks.prefix_tree_mask(known, tree_mask=causal, tree_slots=slots, tree_positions=slots)
         features = self.draft.fuse(taps[:, :count])
         output = self._level(ids, features, slots=slots, positions=slots, visible=visible)
         self.cache.commit([range(count) for count in counts])
@@ -208,7 +209,9 @@ class SequentialProposer(Proposer):
         self._above = visible
         return self._level(level.tokens, level.hidden, slots=slots, positions=positions, visible=visible[:, None])
 
-    def _level(self, ids: Tensor, features: Tensor, *, slots: Tensor, positions: Tensor, visible: Tensor) -> DraftOutput:
+    def _level(
+        self, ids: Tensor, features: Tensor, *, slots: Tensor, positions: Tensor, visible: Tensor
+    ) -> DraftOutput:
         device = self.target.device
         start = int(slots[0, 0]) if len(slots) == 1 or bool((slots == slots[:1]).all()) else None
         self.cache.place(slots.to(device), view=visible.shape[-1], start=start)

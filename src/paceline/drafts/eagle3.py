@@ -72,6 +72,9 @@ class Eagle3Layer(nn.Module):
 class Eagle3(SequentialDraft):
     """The EAGLE-3 network with its draft vocabulary map (`d2t` offsets, `t2d` membership) inside the weights."""
 
+    d2t: Tensor
+    t2d: Tensor
+
     def __init__(self, config: Eagle3Config, vocab: DraftVocab) -> None:
         super().__init__()
         if vocab.size != config.draft_vocab_size or vocab.target_size != config.vocab_size:

@@ -6,9 +6,12 @@ It knows no drafts and no trees: it finds the parts of a decoder-only model and 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor, nn
+from transformers import DynamicCache, GenerationConfig, GenerationMixin
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from paceline.errors import TargetError
 
@@ -17,7 +20,7 @@ RECURRENT_MARKS = ("linear_attention", "mamba", "recurrent", "conv", "rwkv", "ch
 
 
 def cache_argument(model: nn.Module) -> str:
-    """Name of the keyword that takes the cache: `cache` where the model's forward declares it, else `past_key_values`."""
+    """The keyword that takes the cache: `cache` where the model's forward declares it, else `past_key_values`."""
     declared = inspect.signature(model.forward).parameters
     return "cache" if "cache" in declared else "past_key_values"
 
@@ -50,8 +53,8 @@ def refuse_recurrent(model: Any) -> None:
     if bad or stateful or getattr(model.config, "is_encoder_decoder", False):
         what = f"layers of type {', '.join(bad)}" if bad else ("a recurrent state" if stateful else "an encoder")
         raise TargetError(
-            f"{type(model).__name__} ({model.config.model_type}) has {what}, which cannot be rolled back to an accepted "
-            "path; choose a decoder-only model with full or sliding-window attention"
+            f"{type(model).__name__} ({model.config.model_type}) has {what}, which cannot be rolled back to an "
+            "accepted path; choose a decoder-only model with full or sliding-window attention"
         )
 
 
@@ -71,7 +74,8 @@ def mask_kinds(model: Any) -> dict[str, int | None] | int | None:
     table = {kind: (window if kind == "sliding_attention" else None) for kind in set(kinds)}
     unknown = set(table) - {"full_attention", "sliding_attention"}
     if unknown:
-        raise TargetError(f"{type(model).__name__} has layers of type {', '.join(sorted(unknown))}, which are not supported")
+        found = ", ".join(sorted(unknown))
+        raise TargetError(f"{type(model).__name__} has layers of type {found}; expected full or sliding attention")
     if len(table) == 1:
         return next(iter(table.values()))
     return table
@@ -90,3 +94,48 @@ def head_scale(model: Any) -> tuple[float, float | None]:
 def layer_output(output: Tensor | tuple[Tensor, ...]) -> Tensor:
     """The residual stream a decoder layer returns, bare (5.x) or first in a tuple (4.57, some families)."""
     return output if isinstance(output, Tensor) else output[0]
+
+
+def is_users_cache(cache: Any) -> bool:
+    """Whether a cache handed to a custom decoding method came from the caller, and not from `generate` itself.
+
+    5.x marks it; before, a cache that holds something or is not the default kind can only be the caller's.
+    """
+    if cache is None:
+        return False
+    marked = bool(getattr(cache, "_is_user_defined", False))
+    return marked or type(cache) is not DynamicCache or cache.get_seq_length() > 0
+
+
+def pad_token(config: GenerationConfig) -> int | None:
+    """The id that `generate` puts behind a row that has ended; it falls back to an end token outside `pad_token_id`."""
+    prepared = getattr(config, "_pad_token_tensor", None)
+    return config.pad_token_id if prepared is None else int(prepared)
+
+
+def split_criteria(criteria: Iterable[Any]) -> tuple[set[int], int | None, list[Callable[..., Any]]]:
+    """(end tokens, longest length or None, all other criteria)."""
+    ends: set[int] = set()
+    lengths: list[int] = []
+    others: list[Callable[..., Any]] = []
+    for entry in criteria:
+        if type(entry) is EosTokenCriteria:
+            ends.update(entry.eos_token_id.tolist())
+        elif type(entry) is MaxLengthCriteria:
+            lengths.append(entry.max_length)
+        else:
+            others.append(entry)
+    return ends, min(lengths, default=None), others
+
+
+def lost_argument(name: str) -> Any:
+    """An argument of the `model.generate` call that called our caller.
+
+    `generate` drops streamer and assistant_model when it hands over to a custom decoding method (4.57 to 5.24); None
+    when the caller of our caller is anything else.
+    """
+    here = inspect.currentframe()
+    caller = here.f_back.f_back if here is not None and here.f_back is not None else None
+    if caller is None or caller.f_code is not inspect.unwrap(vars(GenerationMixin)["generate"]).__code__:
+        return None
+    return caller.f_locals.get(name)

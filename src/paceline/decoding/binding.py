@@ -1,0 +1,59 @@
+"""Binds what a request names to what the loop runs: rows from prepared options, a proposer from a draft.
+
+Both doors, ours and transformers', come through here; it knows no arithmetic and no door.
+"""
+
+from __future__ import annotations
+
+from paceline.decoding.loop import DecodeLoop, RowState
+from paceline.decoding.options import Captured, Place, Recorder, draft_sampling, row_process, row_stop
+from paceline.decoding.plan import ProposalPlan
+from paceline.decoding.propose import LookupProposer, NoDraft, Proposer, SequentialProposer
+from paceline.decoding.sampling import DraftSampling, RowDice
+from paceline.drafts._base import LookupDraft, SequentialDraft
+from paceline.errors import ConfigError, UnsupportedOption
+from paceline.targets.generic import Target
+
+Draft = SequentialDraft | LookupDraft
+
+
+def make_proposer(draft: Draft | None, target: Target, *, plan: ProposalPlan, sampling: DraftSampling) -> Proposer:
+    """The proposer that fits a draft; None decodes plainly."""
+    if draft is None:
+        return NoDraft()
+    if isinstance(draft, SequentialDraft):
+        if draft.vocab.target_size > target.vocab_size:
+            raise ConfigError(
+                f"the draft was made for a vocabulary of {draft.vocab.target_size} ids; the target has "
+                f"{target.vocab_size}"
+            )
+        return SequentialProposer(draft, target, plan, sampling)
+    if plan.law == "sampled":
+        raise UnsupportedOption("proposal law 'sampled' needs a draft that is a probability law; use 'ranked'")
+    return LookupProposer(draft, plan)
+
+
+def make_loop(draft: Draft | None, target: Target, *, plan: ProposalPlan, captured: Captured) -> DecodeLoop:
+    """The loop for rows made from `captured`."""
+    proposer = make_proposer(draft, target, plan=plan, sampling=draft_sampling(captured.config))
+    return DecodeLoop(target, proposer, scratch=plan.scratch)
+
+
+def make_row(captured: Captured, *, row: int, index: int, padding: int, seed: int) -> RowState:
+    """The state of row `row` of what transformers prepared, without its `padding` pads; `index` names it in commits."""
+    config, device = captured.config, captured.ids.device
+    ids = captured.ids[row].tolist()  # sync
+    place = Place(row, len(captured.ids), ids[:padding])
+    has_scores, has_logits = bool(config.output_scores), bool(config.output_logits)
+    recorder = Recorder([], []) if config.return_dict_in_generate and (has_scores or has_logits) else None
+    return RowState(
+        index=index,
+        ids=ids[padding:],
+        prompt_length=len(ids) - padding,
+        max_new_tokens=int(config.max_length) - len(ids),
+        process=row_process(captured.processors, place=place, device=device),
+        is_stop=row_stop(captured.criteria, place=place, device=device, recorder=recorder if has_scores else None),
+        dice=RowDice(seed),
+        is_greedy=not config.do_sample,
+        record=recorder,
+    )
