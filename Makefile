@@ -11,7 +11,7 @@ test lint: export HF_HUB_OFFLINE ?= 1
 # pyright is a Node program; its wheel and Node's come pinned from PyPI, so nothing else may be fetched.
 test lint: export PYRIGHT_PYTHON_IGNORE_WARNINGS ?= 1
 
-.PHONY: help test lint format demo clean
+.PHONY: help test lint format results demo clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make demo    fetch a small real model, decode with and without a draft, train a tiny draft"
 	@echo "make lint    ruff and pyright only"
 	@echo "make format  let ruff rewrite the sources"
+	@echo "make results rewrite the tables of the documents from the records in docs/results"
 	@echo "make clean   remove $(VENV) and what the tools left behind"
 
 # One stamp: reinstalled only when a pin or the package's metadata changes.
@@ -37,6 +38,9 @@ lint: $(STAMP)
 
 test: lint
 	@$(BIN)/python -m pytest
+
+results: $(STAMP)
+	@$(BIN)/paceline results README.md docs/results.md
 
 demo: $(STAMP)
 	@$(BIN)/paceline demo

@@ -1,0 +1,173 @@
+"""One run of `paceline bench`: measure with a progress bar, write the records, print tables and the plain verdict.
+
+It knows the order of things; figures come from `measure`, and what the options name is opened in `_bench_setup`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from paceline.cli import _bench_setup as setup
+from paceline.cli._bench_setup import BenchOptions, Decoders, OpenedDraft
+from paceline.data.chat import ChatFormat
+from paceline.measure.bench import Bench
+from paceline.measure.ledger import Ledger, Observation, refuse_leftover
+from paceline.measure.plots import draw
+from paceline.measure.record import Measurement, build_record, write_record
+from paceline.measure.report import Table, bench_tables
+from paceline.measure.systems import PLAIN, System
+from paceline.measure.workloads import Workload, load_workload
+from paceline.store.manifest import close_manifest, open_manifest
+
+EVERY = 10  # conversations between two lines where there is no terminal
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What the options named, opened."""
+
+    bench: Bench
+    workload: Workload
+    decoders: Decoders
+    draft: OpenedDraft
+    conditions: dict[str, Any]
+    warnings: list[str]
+
+
+def run_bench(options: BenchOptions) -> bool:
+    """Measure, write, print.  Returns whether greedy float32 outputs differed, which must never happen."""
+    options.check()
+    paths = setup.record_paths(options.outs, plans=options.decoders.plans)
+    refuse_leftover(paths[0], resume=options.resume)
+    console = Console(highlight=False, soft_wrap=True)
+    opened = _open(options)
+    for warning in opened.warnings:
+        console.print(Text(f"warning: {warning}", style="yellow"))
+    manifest = open_manifest(device=options.target.device, dtype=options.target.dtype, seed=options.seed)
+    ledger = Ledger(paths[0], settings=opened.conditions, resume=options.resume)
+    try:
+        _measure(opened, ledger, console)
+    except KeyboardInterrupt:
+        console.print(f"stopped; {len(ledger.done)} conversations are kept in {ledger.path}: go on with --resume")
+        raise
+    finally:
+        ledger.close()
+    notes = {**opened.conditions, "sittings": ledger.sittings}
+    values = close_manifest(manifest).as_dict()
+    values = {**{name: value for name, value in values.items() if name != "notes"}, **notes}
+    records = [build_record(run) for run in _measurements(opened, ledger, values)]
+    for path, record in zip(paths, records, strict=True):
+        write_record(path, record)
+    ledger.remove()
+    _print(console, records[0])
+    for path, record in zip(paths, records, strict=True):
+        console.print(f"record: {path}")
+        for picture in draw(record, folder=options.plots, name=path.stem) if options.plots is not None else ():
+            console.print(f"picture: {picture}")
+    return options.target.dtype == "float32" and any(record["identical"] is False for record in records)
+
+
+def _open(options: BenchOptions) -> _Opened:
+    protocol = options.protocol
+    workload = load_workload(options.prompts.files, prompts_per_file=options.prompts.per_file)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    warnings: list[str] = []
+    target = setup.open_target(options.target)
+    draft = setup.open_draft(options.decoders.draft, target, warn=warnings.append)
+    decoders = setup.open_decoders(target, draft.draft, options=options.decoders, protocol=protocol)
+    template = setup.template_options(options.prompts.template, thinking=options.prompts.thinking)
+    bench = Bench(target, ChatFormat(target.tokenizer, options=template), decoders.all, protocol)
+    conditions = setup.conditions(bench, workload, options=options, draft=draft)
+    longest = max(len(bench.chat.prompt_ids(each.prompt.messages)) for each in workload.conversations)
+    length = setup.length_warning(draft.draft, longest=longest + options.max_new_tokens)
+    return _Opened(bench, workload, decoders, draft, conditions, [*warnings, *([length] if length else [])])
+
+
+def _measure(opened: _Opened, ledger: Ledger, console: Console) -> None:
+    bench, workload = opened.bench, opened.workload
+    remaining = bench.remaining(workload, ledger=ledger)
+    if not remaining:
+        return
+    total = len(remaining) + len(ledger.done)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("warming up", total=total, completed=len(ledger.done))
+        bench.warm_up(workload)
+        for _ in bench.run(workload, ledger=ledger):
+            text = _so_far([each for done in ledger.done.values() for each in done], opened.decoders)
+            progress.update(task, description=text, completed=len(ledger.done))
+            if not console.is_terminal and len(ledger.done) % EVERY == 0:
+                console.print(f"{len(ledger.done)} of {total}: {text}")
+
+
+def _so_far(observations: Sequence[Observation], decoders: Decoders) -> str:
+    """Running figures of the first plan, or of plain decoding."""
+    plain = [each.results[PLAIN] for each in observations]
+    rate = sum(call.tokens for call in plain) / sum(call.wall for call in plain)
+    if not decoders.drafted:
+        return f"plain {rate:.1f} tokens/s"
+    draft = [each.results[decoders.drafted[0].name] for each in observations]
+    length = sum(call.emitted for call in draft) / max(sum(call.rounds for call in draft), 1)
+    faster = sum(call.tokens for call in draft) / sum(call.wall for call in draft) / rate
+    return f"L {length:.2f}, {faster:.2f}x plain"
+
+
+def _measurements(opened: _Opened, ledger: Ledger, manifest: Mapping[str, Any]) -> list[Measurement]:
+    """One per plan, the others of the same run beside it; one without a draft."""
+    observations = [each for number in sorted(ledger.done) for each in ledger.done[number]]
+    skipped = [
+        f"{each.file}:{each.line}: longer than the target's context" for each in opened.bench.too_long(opened.workload)
+    ]
+    drafted = opened.decoders.drafted
+    subjects: Sequence[System | None] = drafted or (None,)
+    return [
+        Measurement(
+            observations=observations,
+            draft=subject,
+            others=[system for system in drafted if system is not subject],
+            baselines=opened.decoders.baselines,
+            is_greedy=opened.bench.protocol.sampling.is_greedy,
+            manifest={**manifest, "plan": subject.name if subject is not None else None},
+            warnings=opened.warnings,
+            skipped=[*opened.workload.skipped, *skipped],
+            seed=opened.bench.protocol.seed,
+        )
+        for subject in subjects
+    ]
+
+
+def _print(console: Console, record: Mapping[str, Any]) -> None:
+    for table in bench_tables(record):
+        console.print(_rich(table))
+    for mismatch in record["mismatches"][:5]:
+        where = f"{mismatch['prompt']} turn {mismatch['turn']}, new token {mismatch['position']}"
+        tie = f"the two best logits are {mismatch['gap']:.2g} apart, one step is {mismatch['step']:.2g}"
+        console.print(f"{where}: {mismatch['other']} instead of {mismatch['plain']}; {tie}")
+    interval = record["s_wall_ci95"]
+    is_good = record["identical"] is not False and (interval is None or interval[0] > 1)
+    console.print(Text(record["verdict"], style="bold green" if is_good else "bold red"))
+
+
+def _rich(table: Table) -> RichTable:
+    drawn = RichTable(title=table.title, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD)
+    for place, head in enumerate(table.heads):
+        drawn.add_column(head, justify="left" if place == 0 else "right", no_wrap=place > 0, overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*row)
+    return drawn

@@ -1,0 +1,129 @@
+"""What a benchmark has measured so far, kept beside the record so that a killed run goes on where it stopped.
+
+One JSON line per conversation behind a line of settings; a run with other settings is refused.  It knows no metric.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from paceline.data.synth_run import append_line, read_lines
+from paceline.errors import ConfigError, DataError
+from paceline.measure.metrics import Measured
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Where a greedy output left the plain one.
+
+    position: index of the first differing new token.  plain, other: the two tokens, None where that output had ended.
+    gap: difference of the target's two best logits there; step: distance of neighbouring numbers of the target's dtype
+    at the best logit.  A gap below one step is a tie that rounding may break either way.
+    """
+
+    position: int
+    plain: int | None
+    other: int | None
+    gap: float
+    step: float
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One prompt through every decoder.
+
+    conversation, turn: its place in the workload.  file, line: where it stands.  prompt_tokens, prompt_digest: what the
+    target was given.  results: decoder -> what was measured.  mismatches: decoder -> where its greedy output differs.
+    """
+
+    conversation: int
+    turn: int
+    file: str
+    line: int
+    prompt_tokens: int
+    prompt_digest: str
+    results: dict[str, Measured]
+    mismatches: dict[str, Mismatch]
+
+
+class Ledger:
+    """The side file of a record, `NAME.json.partial`.
+
+    done: conversation -> its observations.  sittings: UTC times at which a process began to add to it.
+    """
+
+    def __init__(self, record: Path, *, settings: Mapping[str, Any], resume: bool) -> None:
+        """Open or begin.  Raises as `refuse_leftover`, and DataError on other settings."""
+        self.path = side_file(record)
+        refuse_leftover(record, resume=resume)
+        self.done: dict[int, list[Observation]] = {}
+        self.sittings: list[str] = []
+        as_read: dict[str, Any] = json.loads(json.dumps(settings))
+        lines = list(read_lines(self.path))
+        if not any("conversation" in line for line in lines):
+            self.path.unlink(missing_ok=True)  # nothing was measured: begin anew, whatever its settings were
+            lines = []
+        self._check(lines, settings=as_read)
+        for line in lines[1:]:
+            if "sitting" in line:
+                self.sittings.append(line["sitting"])
+            else:
+                self.done[line["conversation"]] = [_observation(each) for each in line["observations"]]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._stream: TextIO = self.path.open("a", encoding="utf-8")
+        if not lines:
+            append_line(self._stream, {"settings": as_read})
+        self.sittings.append(datetime.now(UTC).isoformat(timespec="seconds"))
+        append_line(self._stream, {"sitting": self.sittings[-1]})
+
+    def add(self, conversation: int, observations: list[Observation]) -> None:
+        """Keep a conversation's observations; once this returns a kill does not lose them."""
+        self.done[conversation] = observations
+        line = {"conversation": conversation, "observations": [asdict(each) for each in observations]}
+        append_line(self._stream, line)
+
+    def close(self) -> None:
+        """Stop writing; the file stays."""
+        self._stream.close()
+
+    def remove(self) -> None:
+        """The record is written: the side file is no longer needed."""
+        self.close()
+        self.path.unlink(missing_ok=True)
+
+    def _check(self, lines: list[dict[str, Any]], *, settings: dict[str, Any]) -> None:
+        found = lines[0].get("settings", {}) if lines else settings
+        different = [key for key in {**found, **settings} if found.get(key) != settings.get(key)]
+        if different:
+            key = different[0]
+            raise DataError(
+                f"{self.path.name} was measured with {key} = {found.get(key)}, now {settings.get(key)}; "
+                "use the same settings to go on, or delete it"
+            )
+
+
+def side_file(record: Path) -> Path:
+    """Where the ledger of a record stands."""
+    return record.with_name(record.name + ".partial")
+
+
+def refuse_leftover(record: Path, *, resume: bool) -> None:
+    """Raises ConfigError when an earlier run left its measurements and nobody asked to go on with them."""
+    path = side_file(record)
+    kept = sum("conversation" in line for line in read_lines(path))
+    if kept and not resume:
+        raise ConfigError(
+            f"{path.name} holds {kept} conversations of an earlier run; go on with --resume, or delete it"
+        )
+
+
+def _observation(line: dict[str, Any]) -> Observation:
+    results = {name: Measured.from_json(each) for name, each in line["results"].items()}
+    mismatches = {name: Mismatch(**each) for name, each in line["mismatches"].items()}
+    plain = {key: value for key, value in line.items() if key not in ("results", "mismatches")}
+    return Observation(**plain, results=results, mismatches=mismatches)

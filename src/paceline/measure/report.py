@@ -1,0 +1,219 @@
+"""Records to tables, and tables to Markdown: pure functions, so that a document can be checked against its records.
+
+A document marks a block by `<!-- results:NAME -->` and `<!-- /results -->`; what stands between is made from the
+records whose names begin with NAME.  It knows neither files nor colours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import DataError
+
+BLOCK = re.compile(r"(<!-- results:([\w-]+) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
+PLUS_MINUS = "\u00b1"
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A title, column heads and rows of text.  The first column is text, the others are figures."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def bench_tables(record: Record) -> list[Table]:
+    """All tables of one `paceline bench` record, the summary first; empty ones are left out."""
+    tables = [
+        _summary(record),
+        _speeds(record),
+        _by_depth(record),
+        _groups("By workload file", "file", record["per_file"]),
+        _groups("By prompt length", "tokens", record["acceptance_by_prompt_length"]),
+        _plans(record),
+        _shares(record),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def comparison(records: Mapping[str, Record]) -> Table:
+    """One row per bench record: what a reader of the README looks for."""
+    heads = (
+        "record", "target", "draft", "plan", "prompts", "accepted length L", "drafted, no bonus", "speed-up (wall)",
+        "tokens/s plain", "tokens/s draft", "identical",
+    )  # fmt: skip
+    rows = [
+        (
+            name, _named(record, "target"), _named(record, "draft"), record["plan"] or "plain", str(record["n"]),
+            _pm(record, "accepted_length"), _pm(record, "accepted_drafted"), _pm(record, "s_wall"),
+            _pm(record, "tokens_per_s_plain", digits=1), _pm(record, "tokens_per_s_draft", digits=1),
+            _claim(record["identical"]),
+        )
+        for name, record in sorted(records.items())
+    ]  # fmt: skip
+    return Table("Plain and speculative decoding", heads, tuple(rows))
+
+
+def conditions(record: Record) -> str:
+    """Under which conditions a record was made, as one paragraph."""
+    manifest = record["manifest"]
+    sampling = manifest["sampling"]
+    law = "greedy" if sampling["is_greedy"] else f"temperature {sampling['temperature']}, top-p {sampling['top_p']}"
+    files = ", ".join(manifest["files"])
+    return (
+        f"{record['n']} requests of {files}; {law}, at most {sampling['max_new_tokens']} new tokens, batch 1; "
+        f"{manifest['dtype']} on {manifest['device_name']}, {manifest['threads']} threads, {manifest['engine']}; "
+        f"torch {manifest['versions']['torch']}, transformers {manifest['versions']['transformers']}, "
+        f"paceline {manifest['paceline']}. Errors are standard errors by bootstrap over prompts; "
+        "plain and speculative runs are interleaved."
+    )
+
+
+def markdown(table: Table) -> str:
+    """A table as GitHub Markdown, its title in bold above it."""
+    align = ["---", *["---:"] * (len(table.heads) - 1)]
+    lines = [_line(table.heads), _line(align), *(_line(row) for row in table.rows)]
+    return "\n".join([f"**{table.title}**", "", *lines])
+
+
+def results_block(records: Mapping[str, Record], *, details: bool = True) -> str:
+    """Markdown of some records: the comparison of the bench records, then each record's own tables.
+
+    records: name -> record, each with a `kind` that is known here.  Raises DataError for another kind.
+    """
+    parts: list[str] = []
+    bench = {name: record for name, record in records.items() if record.get("kind") == "bench"}
+    if bench:
+        parts.append(markdown(comparison(bench)))
+        parts += [f"`{name}`: {record['verdict']} {conditions(record)}" for name, record in sorted(bench.items())]
+    for name, record in sorted(records.items()) if details else ():
+        parts.append(f"### {name}")
+        parts += [markdown(table) for table in _renderer(name, record)(record)]
+    return "\n\n".join(parts)
+
+
+def rewrite_blocks(document: str, *, records: Mapping[str, Record]) -> str:
+    """The document with each marked block made anew.
+
+    `results:core` takes every record whose name begins with `core-`, `results:core-summary` the comparison alone.
+    A block without a record says so.  Raises DataError when a block is not closed.
+    """
+    if document.count("<!-- results:") != len(BLOCK.findall(document)):
+        raise DataError("a block <!-- results:NAME --> is not closed; expected <!-- /results --> after it")
+
+    def fill(match: re.Match[str]) -> str:
+        name = match[2]
+        prefix = name.removesuffix("-summary")
+        chosen = {key: record for key, record in records.items() if key.startswith(f"{prefix}-")}
+        details = not name.endswith("-summary")
+        text = results_block(chosen, details=details) if chosen else f"Not measured yet: no record `{prefix}-*.json`."
+        return f"{match[1]}\n{text}\n\n{match[4]}"
+
+    return BLOCK.sub(fill, document)
+
+
+def _renderer(name: str, record: Record) -> Callable[[Record], list[Table]]:
+    kind = str(record.get("kind"))
+    if kind not in RENDERERS:
+        raise DataError(f"{name}: unknown kind of record {kind!r}; known: {', '.join(RENDERERS)}")
+    return RENDERERS[kind]
+
+
+def _summary(record: Record) -> Table:
+    rows = (
+        ("accepted length L, with the target's own token", _pm(record, "accepted_length")),
+        ("accepted drafted tokens a, without it", _pm(record, "accepted_drafted")),
+        ("mean of the requests' own L", _pm(record, "accepted_length_by_request")),
+        ("share of tokens that the draft wrote", _pm(record, "drafted_share")),
+        ("drafted nodes per round", _pm(record, "nodes_per_round")),
+        ("rounds", str(record["rounds"])),
+        ("speed-up, whole call (S_wall)", _pm(record, "s_wall")),
+        ("speed-up without prefill", _pm(record, "s_decode")),
+        ("model of the speed-up (S_model), not a speed-up", _pm(record, "s_model")),
+        ("target call on one row, ms", _pm(record, "t_plain", factor=1000, digits=1)),
+        ("target call on a proposal, ms", _pm(record, "t_verify", factor=1000, digits=1)),
+        ("drafting a proposal, ms", _pm(record, "t_draft", factor=1000, digits=1)),
+    )
+    kept = tuple(row for row in rows if row[1] != "-")
+    return Table(f"{record['plan'] or 'plain'}: {record['n']} requests", ("metric", "value"), kept)
+
+
+def _speeds(record: Record) -> Table:
+    rows = [("plain", _pm(record, "tokens_per_s_plain", digits=1), "1", "-")]
+    if record["plan"] is not None:
+        speed = _pm(record, "tokens_per_s_draft", digits=1)
+        rows.append((f"draft, {record['plan']}", speed, _pm(record, "s_wall"), _claim(record["identical"])))
+    for name, base in record["baselines"].items():
+        claim = _claim(base["identical"])
+        rows.append((f"{name}: {base['about']}", _pm(base, "tokens_per_s", digits=1), _pm(base, "s_wall"), claim))
+    return Table("Speed", ("decoder", "tokens/s", "speed-up", "same tokens as plain"), tuple(rows))
+
+
+def _by_depth(record: Record) -> Table:
+    heads = ("depth", "accepted if reached", "accepted of all rounds", "offered")
+    rows = [
+        (str(row["depth"]), _pm(row, "conditional", digits=3), _pm(row, "cumulative", digits=3), str(row["offered"]))
+        for row in record["acceptance_by_depth"]
+    ]
+    return Table("Acceptance by depth", heads, tuple(rows))
+
+
+def _groups(title: str, head: str, groups: Mapping[str, Record]) -> Table:
+    heads = (head, "n", "L", "a", "speed-up", "tokens/s plain", "tokens/s draft")
+    rows = [
+        (
+            label, str(group["n"]), _pm(group, "accepted_length"), _pm(group, "accepted_drafted"), _pm(group, "s_wall"),
+            _pm(group, "tokens_per_s_plain", digits=1), _pm(group, "tokens_per_s_draft", digits=1),
+        )
+        for label, group in groups.items()
+    ]  # fmt: skip
+    return Table(title, heads, tuple(rows))
+
+
+def _plans(record: Record) -> Table:
+    if not record["other_plans"]:
+        return Table("Plans", (), ())
+    heads = ("plan", "nodes", "L", "S_model", "speed-up", "tokens/s", "identical")
+    rows = [
+        (
+            each["plan"], _pm(each, "nodes_per_round", digits=1), _pm(each, "accepted_length"), _pm(each, "s_model"),
+            _pm(each, "s_wall"), _pm(each, "tokens_per_s_draft", digits=1), _claim(each["identical"]),
+        )
+        for each in (record, *record["other_plans"])
+    ]  # fmt: skip
+    return Table("Plans of the same run", heads, tuple(rows))
+
+
+def _shares(record: Record) -> Table:
+    shares = record["time_shares"]
+    phases = tuple(next(iter(shares.values()), {}))
+    rows = [(name, *(f"{100 * share[phase]:.1f} %" for phase in phases)) for name, share in shares.items() if share]
+    return Table("Where the time goes", ("decoder", *phases), tuple(rows))
+
+
+def _pm(record: Record, name: str, *, digits: int = 2, factor: float = 1.0) -> str:
+    """Value and error, the value alone where there is no error, `-` where there is no value."""
+    value, error = record.get(name), record.get(f"{name}_se")
+    if value is None:
+        return "-"
+    return f"{value * factor:.{digits}f}" + ("" if error is None else f" {PLUS_MINUS} {error * factor:.{digits}f}")
+
+
+def _claim(is_identical: bool | None) -> str:
+    return "not comparable" if is_identical is None else "yes" if is_identical else "NO"
+
+
+def _named(record: Record, role: str) -> str:
+    return str((record["manifest"].get(role) or {}).get("name", "-"))
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+RENDERERS: Mapping[str, Callable[[Record], list[Table]]] = {"bench": bench_tables}
