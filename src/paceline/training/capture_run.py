@@ -1,0 +1,67 @@
+"""A capture from a recipe: which examples, how many bytes, which folder.
+
+It knows recipes and says what it will do; the states themselves are `training.capture`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.config import Recipe
+from paceline.data.examples import Example
+from paceline.store.feature_index import Fingerprint
+from paceline.store.features import FeatureWriter
+from paceline.store.hub import load_target
+from paceline.targets.generic import Target
+from paceline.training.capture import CaptureProgress, capture, feature_fingerprint
+from paceline.training.prepare import Say, chat_format, prepare
+
+
+@dataclass(frozen=True, slots=True)
+class CapturePlan:
+    """What a capture will store.  num_bytes: upper bound of the folder's size."""
+
+    target: Target
+    examples: tuple[Example, ...]
+    fingerprint: Fingerprint
+    num_bytes: int
+
+
+def plan_capture(recipe: Recipe, *, dtype: str, say: Say, target: Target | None = None) -> CapturePlan:
+    """Read the rows, load the target and estimate the size; nothing is written.
+
+    dtype: as stored, "float32" or "bfloat16".  target: one that is in memory, or None to load the recipe's.
+    """
+    if target is None:
+        section = recipe.target
+        target = load_target(
+            section.name,
+            revision=section.revision,
+            dtype=section.dtype,
+            device="cpu",
+            trust_remote_code=section.trust_remote_code,
+        )
+    job = prepare(recipe, target=target, say=say)  # sets the taps that the recipe's draft reads
+    examples = (*job.examples.train, *job.examples.validation)
+    fingerprint = feature_fingerprint(target, chat=chat_format(recipe, target), dtype=dtype)
+    tokens = sum(len(example.ids) for example in examples)
+    size = fingerprint.estimate_bytes(num_tokens=tokens, num_rows=len(examples))
+    say(
+        f"features: {tokens} tokens x {fingerprint.bytes_per_token} bytes in {dtype} = {size / 1e6:,.1f} MB, "
+        f"taps {', '.join(map(str, target.taps))}"
+    )
+    return CapturePlan(target, examples, fingerprint, size)
+
+
+def run_capture(
+    plan: CapturePlan,
+    *,
+    folder: Path,
+    max_disk: int | None,
+    report: Callable[[CaptureProgress], None] = lambda progress: None,
+) -> CaptureProgress:
+    """Store what the folder lacks.  max_disk: cap in bytes on the whole folder."""
+    with FeatureWriter(folder, fingerprint=plan.fingerprint, max_disk=max_disk) as writer:
+        return capture(plan.target, plan.examples, writer=writer, report=report)
