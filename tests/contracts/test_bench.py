@@ -208,6 +208,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     draft = tiny_eagle3(target)
     info = DraftInfo("eagle3", draft.config, identify_target(target))
     save_draft(place / "draft", draft, info=info)
+    save_draft(place / "short", draft, info=DraftInfo("eagle3", draft.config, info.target, {"max_length": 12}))
     for name in ("target", "changed"):
         target.model.save_pretrained(place / name)
         target.tokenizer.save_pretrained(place / name)
@@ -215,7 +216,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
             target.model.model.layers[1].mlp.down_proj.weight[0, 0] += 0.5
     write_prompts(place / "one.jsonl")
     write_prompts(place / "two.jsonl", (["weather rome"], ["be kind"]))
-    return {name: place / name for name in ("draft", "target", "changed", "one.jsonl", "two.jsonl")}
+    return {name: place / name for name in ("draft", "short", "target", "changed", "one.jsonl", "two.jsonl")}
 
 
 def cli(folders: dict[str, Path], out: Path, *more: str, target: str = "target", draft: str | None = None) -> int:
@@ -269,6 +270,14 @@ def test_a_draft_of_another_target_is_told_and_stays_exact(folders, tmp_path, ca
     assert "was trained for another target" in record["warnings"][0]
     assert record["identical"] is True
     assert "warning: " in capsys.readouterr().out
+
+
+def test_contexts_longer_than_the_drafts_training_are_told(folders, tmp_path):
+    assert cli(folders, tmp_path / "a.json", draft=str(folders["short"])) == 0
+    record = json.loads((tmp_path / "a.json").read_text())
+    assert "contexts reach 20 tokens, the draft was trained on up to 12" in record["warnings"][0]
+    assert record["identical"] is True
+    assert list(record["acceptance_by_prompt_length"]) == ["1-63"]
 
 
 def test_thinking_on_and_off_are_two_sets_of_prompts(folders, tmp_path):

@@ -89,7 +89,7 @@ def _open(options: BenchOptions) -> _Opened:
     bench = Bench(target, ChatFormat(target.tokenizer, options=template), decoders.all, protocol)
     conditions = setup.conditions(bench, workload, options=options, draft=draft)
     longest = max(len(bench.chat.prompt_ids(each.prompt.messages)) for each in workload.conversations)
-    length = setup.length_warning(draft.draft, longest=longest + options.max_new_tokens)
+    length = setup.length_warning(draft, longest=longest + options.max_new_tokens)
     return _Opened(bench, workload, decoders, draft, conditions, [*warnings, *([length] if length else [])])
 
 

@@ -198,12 +198,15 @@ def template_options(pairs: Sequence[str], *, thinking: bool | None) -> dict[str
     return options
 
 
-def length_warning(draft: Draft | None, *, longest: int) -> str | None:
-    """One line if contexts get longer than the draft was made for (K13); what is decoded stays the target's."""
-    if not isinstance(draft, SequentialDraft) or longest <= draft.max_positions:
+def length_warning(draft: OpenedDraft, *, longest: int) -> str | None:
+    """One line if contexts get longer than those the draft was trained on (K13); the text stays the target's."""
+    if not isinstance(draft.draft, SequentialDraft) or draft.about is None:
+        return None
+    limit = int(draft.about["training"].get("max_length", draft.draft.max_positions))
+    if longest <= limit:
         return None
     return (
-        f"contexts reach {longest} tokens, the draft was made for {draft.max_positions}: the text stays exact, "
+        f"contexts reach {longest} tokens, the draft was trained on up to {limit}: the text stays exact, "
         "fewer tokens may be accepted; see acceptance by prompt length"
     )
 

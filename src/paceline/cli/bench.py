@@ -16,11 +16,17 @@ DIFFERENT = 1  # exit code when float32 greedy outputs differ, which must never 
 def bench(
     target: Annotated[str, typer.Option("--target", "-t", help="Target: a name, a folder or a Hub id.")],
     draft: Annotated[str, typer.Option("--draft", "-d", help="Draft: its folder, ngram, or none for plain only.")],
-    workload: Annotated[list[Path], typer.Option("--workload", "-w", help="Prompt files (JSONL); several may follow.")],
-    out: Annotated[list[Path], typer.Option("--out", "-o", help="The record; once, or once for each --plan.")],
-    more: Annotated[list[Path] | None, typer.Argument(help="Further workload files.", metavar="[FILE]...")] = None,
+    workload: Annotated[
+        list[Path],
+        typer.Option("--workload", "-w", metavar="FILE...", help="Prompt files (JSONL); several may follow."),
+    ],
+    out: Annotated[
+        list[Path], typer.Option("--out", "-o", metavar="FILE", help="The record; once, or once for each --plan.")
+    ],
+    more: Annotated[list[Path] | None, typer.Argument(help="Further workload files.", metavar="[FILE...]")] = None,
     plan: Annotated[
-        list[str] | None, typer.Option("--plan", "-p", help="chain:5 (default) or tree:DEPTHxWIDTH:NODES; repeatable.")
+        list[str] | None,
+        typer.Option("--plan", "-p", metavar="PLAN", help="chain:5 (default) or tree:DEPTHxWIDTH:NODES; repeatable."),
     ] = None,
     prompts_per_file: Annotated[int, typer.Option(min=1, help="First prompts of each file.")] = 40,
     turns: Annotated[
@@ -46,7 +52,9 @@ def bench(
     revision: Annotated[str | None, typer.Option(help="Of a Hub target.")] = None,
     trust_remote_code: Annotated[bool, typer.Option(help="Run code that a Hub repository brings.")] = False,
     thinking: Annotated[bool | None, typer.Option(help="Thinking mode of the chat template, if it has one.")] = None,
-    template: Annotated[list[str] | None, typer.Option(help="KEY=VALUE for the chat template; repeatable.")] = None,
+    template: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the chat template; repeatable.")
+    ] = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for pictures (PNG, SVG); needs matplotlib.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
 ) -> None:
