@@ -160,14 +160,14 @@ class Place:
 
 
 def refuse_unknown(options: GenerationOptions) -> None:
-    """Name an option that is not one; transformers would take it for an input of the model."""
+    """Name an option that is none, which transformers would take for a model input, or one that cannot be honoured."""
     known = GenerationOptions.__annotations__.keys() | NEUTRAL.keys()
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise UnsupportedOption(f"{name} is not an option of speculative decoding{hint}")
-    for name in ("assistant_model", "streamer", "synced_gpus"):
+    for name in NEUTRAL:
         _refuse_unless_neutral(name, dict(options).get(name))
 
 
@@ -244,8 +244,12 @@ def with_stop_strings(options: GenerationOptions, *, model: Any, tokenizer: Any)
         return rest
     if tokenizer is None:
         raise ConfigError("stop_strings need a tokenizer; give the target its tokenizer, or pass tokenizer=...")
-    criteria = [*(options.get("stopping_criteria") or []), StopStringCriteria(tokenizer, strings)]
-    return {**rest, "stop_strings": None, "stopping_criteria": StoppingCriteriaList(criteria)}
+    try:
+        criterion = StopStringCriteria(tokenizer, strings)
+    except ValueError as error:
+        raise ConfigError(f"stop_strings: transformers cannot match them with this tokenizer ({error})") from None
+    criteria = StoppingCriteriaList([*(options.get("stopping_criteria") or []), criterion])
+    return {**rest, "stop_strings": None, "stopping_criteria": criteria}
 
 
 def with_sampling(options: GenerationOptions) -> GenerationOptions:
@@ -316,5 +320,5 @@ def draft_sampling(config: GenerationConfig) -> DraftSampling:
     return DraftSampling(
         temperature=1.0 if config.temperature is None else config.temperature,
         top_k=config.top_k or None,
-        top_p=config.top_p,
+        top_p=config.top_p if config.top_p is not None and config.top_p < 1.0 else None,
     )

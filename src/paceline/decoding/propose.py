@@ -50,7 +50,7 @@ class Proposer(ABC):
 
     @abstractmethod
     def keep_rows(self, rows: Sequence[int]) -> None:
-        """Drop every row but these."""
+        """Drop every row but these; `observe` follows before the next proposal."""
 
 
 def pack_trees(
@@ -193,10 +193,8 @@ class SequentialProposer(Proposer):
         )  # fmt: skip
 
     def keep_rows(self, rows: Sequence[int]) -> None:
-        """Drop cache rows and what was said at their ends."""
+        """Drop cache rows; what was said at their ends is said anew by the `observe` that follows."""
         self.cache.keep_rows(rows)
-        index = torch.tensor(list(rows))
-        self._root = DraftOutput(self._root.logits[index], self._root.hidden[index])
 
     def _expand(self, level: Level) -> DraftOutput:
         """Run one tree level; visibility of a node = its parent's, plus itself."""
