@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from paceline.decoding.binding import Draft
     from paceline.targets.generic import Target
 
@@ -17,8 +19,6 @@ WEIGHTLESS = ("ngram",)
 
 def open_draft(name: str, *, target: "Target") -> "Draft | None":
     """The draft of a name, checked against the target.  Raises ConfigError, CheckpointError."""
-    from pathlib import Path
-
     from paceline.drafts._base import DraftPlugin
     from paceline.plugins import load_plugin
     from paceline.store.checkpoint import load_draft
@@ -30,6 +30,19 @@ def open_draft(name: str, *, target: "Target") -> "Draft | None":
         plugin = load_plugin("drafts", name=name)
         assert isinstance(plugin, DraftPlugin)
         return plugin.build(plugin.configure(facts_of(target.model, target.tokenizer), {}), None)
-    if not Path(name).exists():
-        raise ConfigError(f"--draft: no folder {name}; expected a draft folder, {', '.join(WEIGHTLESS)} or {NO_DRAFT}")
-    return load_draft(name, target=target).draft
+    return load_draft(draft_folder(name), target=target).draft
+
+
+def draft_folder(name: str) -> "Path":
+    """The folder of a draft: a path, or the name of one that comes with the package.  Raises ConfigError."""
+    from pathlib import Path
+
+    from paceline.shipped import shipped_drafts
+
+    shipped = shipped_drafts()
+    if name in shipped:
+        return shipped[name]
+    if not Path(name).is_dir():
+        known = ", ".join([*shipped, *WEIGHTLESS, NO_DRAFT])
+        raise ConfigError(f"--draft: no folder {name}; expected a draft folder, or one of {known}")
+    return Path(name)

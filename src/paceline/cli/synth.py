@@ -4,11 +4,17 @@ It shows progress and hands over to `data.synth_run`; how prompts and answers ar
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli._base import Command
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from paceline.data.synth import SynthOptions
+    from paceline.targets.generic import Target
 
 BYTES_PER_TOKEN = 6  # of a row on disk per answer token, prompt included; measured on smollm2
 
@@ -62,7 +68,10 @@ def synth(
     _run(console, opened, out, options, answer_tokens, fingerprint, seeds)
 
 
-def _run(console, target, out, options, answer_tokens, fingerprint, seeds) -> None:  # type: ignore[no-untyped-def]
+def _run(
+    console: "Console", target: "Target", out: Path, options: "SynthOptions", answer_tokens: int,
+    fingerprint: dict[str, Any], seeds: Path | None,
+) -> None:  # fmt: skip
     """Progress with rate and time left on a terminal, a line a minute elsewhere."""
     import time
 

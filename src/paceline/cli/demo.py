@@ -1,0 +1,118 @@
+"""`paceline demo`: the whole way on one real model in under ten minutes: decode both ways, compare, train a little.
+
+It runs the other commands with small numbers and prints each before it runs, so that it can be repeated by hand.
+"""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli._base import Command
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+TARGET, DRAFT, PLAN = "smollm2@wheel", "smollm2-eagle3", "tree:5x4:15"
+NEW_TOKENS = 96
+ROWS_TOKENS = 2500  # answer tokens that the target writes for the training part: about a minute on two cores
+STEPS = 60  # about two minutes on two cores
+
+
+def demo(
+    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")] = 2,
+    prompts: Annotated[int, typer.Option("--prompts", min=2, help="Prompts to decode both ways.")] = 8,
+    training: Annotated[bool, typer.Option("--training/--no-training", help="Also train a tiny draft.")] = True,
+) -> None:
+    """Fetch SmolLM2-135M-Instruct, decode prompts with and without the draft that comes with Paceline, and compare.
+
+    Then the target writes a few training rows and a tiny draft is trained on them for about two minutes.
+    """
+    import tempfile
+
+    from rich.console import Console
+
+    from paceline.shipped import demo_prompts
+
+    console = Console(highlight=False, soft_wrap=True)
+    common = ["--target", TARGET, "--threads", str(threads)]
+    drafted = ["--draft", DRAFT, "--plan", PLAN, "--max-new-tokens", str(NEW_TOKENS)]
+    with tempfile.TemporaryDirectory(prefix="paceline-demo-") as folder:
+        scratch = Path(folder)
+        _title(console, "1. A real target")
+        _run(console, ["fetch", "smollm2", "--source", "wheel"])
+        _title(console, "2. The same prompts with and without a draft: the same tokens, how much faster?")
+        workload = ["--workload", str(demo_prompts()), "--prompts-per-file", str(prompts)]
+        _run(console, ["bench", *common, *drafted, *workload, "--out", str(scratch / "demo.json")])
+        _title(console, "3. One answer; what the draft wrote is green")
+        _run(console, ["generate", "List five ways to save energy at home.", *common, *drafted, "--show-draft"])
+        if training:
+            _title(console, "4. Training: the target writes rows, then a tiny draft learns from them")
+            _train(console, scratch, common, threads=threads)
+    _title(console, "What a real run needs: the same commands and hours instead of minutes")
+    console.print("paceline synth --out rows --answer-tokens 1000000 --dtype bfloat16")
+    console.print("paceline train recipes/smollm2-eagle3.toml --out run")
+    console.print("paceline bench --draft run/best --workload PROMPTS.jsonl --out record.json")
+
+
+def _train(console: "Console", scratch: Path, common: Sequence[str], *, threads: int) -> None:
+    limits = ["--answer-tokens", str(ROWS_TOKENS), "--max-answer-tokens", "96", "--slots", "16"]
+    _run(console, ["synth", "--out", str(scratch / "rows"), *common, *limits])
+    recipe = scratch / "tiny.toml"
+    recipe.write_text(_recipe(scratch / "rows" / "rows.jsonl", threads=threads), "utf-8")
+    _run(console, ["train", str(recipe), "--out", str(scratch / "run")])
+    console.print("The loss falls and the accepted length begins to rise; a useful draft has seen far more rows.")
+
+
+def _run(console: "Console", arguments: list[str]) -> None:
+    """Print a command, run it here, and stop the demo where it fails."""
+    from paceline.cli.__main__ import run
+
+    console.print(f"$ paceline {shlex.join(arguments)}", style="dim")
+    code = run(arguments)
+    if code:
+        raise typer.Exit(code)
+
+
+def _title(console: "Console", text: str) -> None:
+    console.print()
+    console.rule(f"[bold]{text}", align="left")
+
+
+def _recipe(rows: Path, *, threads: int) -> str:
+    return f"""
+[target]
+name = "{TARGET}"
+
+[draft]
+name = "eagle3"
+vocab_size = 2048
+options = {{ intermediate_size = 512 }}
+
+[data]
+train = ["{rows.as_posix()}"]
+max_length = 320
+
+[objective]
+name = "ttt"
+options = {{ steps = 3 }}
+
+[training]
+steps = {STEPS}
+tokens_per_batch = 1024
+learning_rate = 2e-3
+warmup_steps = 5
+threads = {threads}
+validate_every = 20
+save_every = {STEPS}
+log_every = 10
+
+[validation]
+prompts = 4
+depth = 3
+"""
+
+
+PLUGIN = Command(run=demo, group="Start here", order=20)
