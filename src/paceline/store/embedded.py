@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.errors import TargetError
+from paceline.machine import cache_folder
 from paceline.plugins import suggestion
 from paceline.store.files import folder_aside, sha256_file, write_text
 from paceline.store.gguf import require_gguf
@@ -59,14 +60,6 @@ EMBEDDED = {
         folder_bytes=542 * MB,
     )
 }  # fmt: skip
-
-
-def cache_folder() -> Path:
-    """Where Paceline keeps what it fetches: $PACELINE_CACHE, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline."""
-    own, shared = os.environ.get("PACELINE_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    if own:
-        return Path(own).expanduser()
-    return (Path(shared).expanduser() if shared else Path.home() / ".cache") / "paceline"
 
 
 def split_name(name: str) -> tuple[str, Source]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from paceline import __version__
+from paceline.machine import cpu_name
 from paceline.store.files import sha256_file
 
 _PACKAGES = ("torch", "transformers", "accelerate", "safetensors", "numpy")
@@ -127,17 +128,6 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
     commit = _git("rev-parse", "HEAD", folder=folder)
     changes = _git("status", "--porcelain", "--untracked-files=no", folder=folder)
     return commit, None if changes is None else bool(changes)
-
-
-def cpu_name() -> str:
-    """The processor as its maker calls it, or the architecture where the system does not say."""
-    listing = Path("/proc/cpuinfo")
-    if listing.is_file():
-        for line in listing.read_text("utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() in ("model name", "Model", "Hardware"):
-                return value.strip()
-    return platform.processor() or platform.machine()
 
 
 def _git(*arguments: str, folder: Path) -> str | None:

@@ -7,7 +7,7 @@ neither drafts nor decoding options.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,9 +15,11 @@ from torch import Tensor
 from paceline.errors import TargetError
 from paceline.ops import masks
 from paceline.records import Scores
+from paceline.targets import _native
 from paceline.targets import _transformers as tf
 from paceline.targets._cache import TargetCache
 
+NATIVE_ROWS = 256  # rows of a call (batch times nodes) up to which the native forward is the faster one; measured
 VIEW_STEP = 64  # slots shown to attention grow in steps, so that few shapes occur and short contexts stay cheap
 
 
@@ -33,9 +35,19 @@ class Target:
 
     model: a transformers causal LM in eval mode.  tokenizer: optional, for text in and out.
     taps: 0-based decoder layers whose outputs `prefill` and `score` return, side by side.
+    compile: "auto" scores with the native forward where model and machine allow it (made once, at the first call, and
+    compared with eager before it is used; if not, one line in the log says why); "off" always with torch eager.
     """
 
-    def __init__(self, model: Any, *, tokenizer: Any = None, taps: Sequence[int] = (), name: str = "") -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        tokenizer: Any = None,
+        taps: Sequence[int] = (),
+        name: str = "",
+        compile: Literal["auto", "off"] = "auto",
+    ) -> None:
         tf.refuse_recurrent(model)
         self.model = model.eval()
         self.tokenizer = tokenizer
@@ -52,6 +64,8 @@ class Target:
         self._hidden: list[Tensor] = []
         self._recording = False
         self._hooks: list[Any] = []
+        self._native: _native.NativeForward | None = None
+        self._is_chosen = compile == "off"
         self.taps: tuple[int, ...] = ()
         self.set_taps(taps)
 
@@ -64,6 +78,14 @@ class Target:
     def dtype(self) -> torch.dtype:
         """Dtype of the weights."""
         return self.model.get_input_embeddings().weight.dtype
+
+    @property
+    def engine(self) -> Literal["native", "eager"]:
+        """What scores proposals of up to NATIVE_ROWS rows; asking makes the choice."""
+        if not self._is_chosen:
+            self._is_chosen = True
+            self._native = _native.choose(self.model, eager=self._score_eager, name=self.name)
+        return "eager" if self._native is None else "native"
 
     @property
     def head_weight(self) -> Tensor:
@@ -121,11 +143,27 @@ class Target:
         tokens: [B, N] int64.  mask: [B, N, N] bool, ancestors and self.  depths: [B, N] int64, 0 at the root.
         logit_rows: [M] int64, nodes whose logits are wanted (default all).  Returns logits [B, N or M, V], taps.
         """
+        end = max(cache.lengths) + tokens.shape[1]
+        if end > cache.capacity:
+            raise TargetError(f"{end} cache slots are needed, {cache.capacity} were reserved")
+        if tokens.numel() <= NATIVE_ROWS and self.engine == "native" and self._native is not None:
+            try:
+                return self._native.score(
+                    cache, tokens, mask=mask, depths=depths, logit_rows=logit_rows, taps=self.taps
+                )
+            except _native.Unavailable as reason:  # the model was changed since
+                self._native = None
+                _native.say_eager(self.name, reason)
+        return self._score_eager(cache, tokens, mask=mask, depths=depths, logit_rows=logit_rows)
+
+    @torch.no_grad()
+    def _score_eager(
+        self, cache: TargetCache, tokens: Tensor, *, mask: Tensor, depths: Tensor, logit_rows: Tensor | None = None
+    ) -> Scores:
+        """`score` by transformers' own modules: the slow twin of the native forward."""
         device, count = self.device, tokens.shape[1]
         lengths = torch.tensor(cache.lengths)
         end = max(cache.lengths) + count
-        if end > cache.capacity:
-            raise TargetError(f"{end} cache slots are needed, {cache.capacity} were reserved")
         view = min(cache.capacity, -(-end // VIEW_STEP) * VIEW_STEP)
         start = cache.lengths[0] if len(set(cache.lengths)) == 1 else None
         slots = lengths[:, None] + torch.arange(count)
@@ -149,7 +187,9 @@ class Target:
             hidden = self.model.get_decoder()(**arguments).last_hidden_state
         return Scores(hidden.new_zeros(0), self._taps_side_by_side(), hidden)
 
-    def _forward(self, cache: TargetCache, tokens: Tensor, positions: Tensor, mask: Any, logit_rows: Tensor | None) -> Scores:
+    def _forward(
+        self, cache: TargetCache, tokens: Tensor, positions: Tensor, mask: Any, logit_rows: Tensor | None
+    ) -> Scores:
         arguments: dict[str, Any] = {
             "input_ids": tokens,
             "position_ids": positions,
