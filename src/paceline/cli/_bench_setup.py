@@ -134,10 +134,10 @@ def open_target(options: TargetOptions) -> Target:
 
 def open_draft(name: str, target: Target, *, warn: Callable[[str], None]) -> OpenedDraft:
     """A draft folder, a draft without weights by its name, or `none`.  Raises CheckpointError, ConfigError."""
-    if name in WEIGHTLESS or not Path(name).is_dir():
+    if name == _opening.NO_DRAFT or name in WEIGHTLESS:
         draft = _opening.open_draft(name, target=target)
         return OpenedDraft(draft, None if draft is None else {"name": name, "kind": name, "fingerprint": "no weights"})
-    loaded = load_draft(name, target=target, dtype=target.dtype, device=target.device, warn=warn)
+    loaded = load_draft(_opening.draft_folder(name), target=target, dtype=target.dtype, device=target.device, warn=warn)
     about = {
         "name": without_folders(name),
         "kind": loaded.info.name,
