@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from fixtures_models import Scripted
 
+from fixtures_models import Scripted
 from paceline.decoding.plan import ProposalPlan
 
 CHAIN = ProposalPlan.chain(4)
