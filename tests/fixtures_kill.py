@@ -27,13 +27,13 @@ def in_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def die_at_flush(number: int) -> None:
-    """From now on the process kills itself before its `number`-th flush to the disk, as if the power had gone."""
+def die_at_flush(number: int, *, where: str = "") -> None:
+    """From now on the process kills itself before its `number`-th flush of a path with `where` in it."""
     seen: list[object] = []
     flush = files._flush
 
     def counting(path: object) -> None:
-        seen.append(path)
+        seen.extend([path] if where in str(path) else [])
         if len(seen) == number:
             os.kill(os.getpid(), signal.SIGKILL)
         flush(path)  # type: ignore[arg-type]
@@ -41,13 +41,13 @@ def die_at_flush(number: int) -> None:
     files._flush = counting
 
 
-def die_at_rename(number: int) -> None:
-    """From now on the process kills itself before its `number`-th rename of a path."""
+def die_at_rename(number: int, *, where: str = "") -> None:
+    """From now on the process kills itself before its `number`-th rename of a path with `where` in it."""
     seen: list[object] = []
     rename = files.Path.rename
 
     def counting(self: files.Path, target: object) -> files.Path:
-        seen.append(target)
+        seen.extend([self] if where in str(self) else [])
         if len(seen) == number:
             os.kill(os.getpid(), signal.SIGKILL)
         return rename(self, target)  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ class TrainingState:
     values: Mapping[str, Any]
 
 
-def save_state(folder: Path, state: TrainingState) -> None:
+def write_state(folder: Path, state: TrainingState) -> None:
     """Write a state below `folder`, whole or not at all, then remove all but the last two."""
     place = folder / f"step-{state.step:08d}"
     with folder_aside(place) as aside:
@@ -60,7 +60,7 @@ def saved_states(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*"))
 
 
-def load_latest(folder: Path, *, say: Callable[[str], None]) -> TrainingState | None:
+def latest_state(folder: Path, *, say: Callable[[str], None]) -> TrainingState | None:
     """The newest whole state, or None where none was ever saved.
 
     A torn one is skipped, and told to `say`.  Raises CheckpointError when there are states and all are torn.

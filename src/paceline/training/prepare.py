@@ -159,7 +159,7 @@ def _first_draft(
 ) -> tuple[SequentialDraft, DraftInfo]:
     facts = facts_of(target.model, target.tokenizer)
     plugin: DraftPlugin = load_plugin("drafts", name=recipe.draft.name)
-    config = plugin.configure(facts, _draft_options(recipe, facts))
+    config = plugin.configure(facts, _draft_options(recipe, plugin=plugin, facts=facts))
     identity = identify_target(target)
     notes = {"max_length": recipe.data.max_length}
     if init_from is not None:
@@ -182,9 +182,11 @@ def _first_draft(
     return draft, DraftInfo(recipe.draft.name, config, identity, notes)
 
 
-def _draft_options(recipe: Recipe, facts: TargetFacts) -> dict[str, object]:
+def _draft_options(recipe: Recipe, *, plugin: DraftPlugin, facts: TargetFacts) -> dict[str, object]:
     options: dict[str, object] = dict(recipe.draft.options)
     size = recipe.draft.vocab_size or facts.vocab_size
+    if "draft_vocab_size" not in plugin.config.model_fields:
+        return options
     if options.setdefault("draft_vocab_size", size) != size:
         raise ConfigError(
             f"draft.options.draft_vocab_size is {options['draft_vocab_size']} and draft.vocab_size {size}; "

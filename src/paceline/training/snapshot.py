@@ -100,7 +100,10 @@ def put_state(
     fill_module(draft, groups["draft"], where=where)
     for name, parameter in draft.named_parameters():
         if name in groups.get("exp_avg", {}):
-            optimizer.state[parameter] = {moment: groups[moment][name].to(parameter.device) for moment in MOMENTS}
+            optimizer.state[parameter] = {
+                moment: groups[moment][name].to(parameter.device, copy=True)  # the file is mapped, not read
+                for moment in MOMENTS
+            }
     rank = accelerator.process_index
     torch.set_rng_state(groups["rng"][f"cpu.{rank}"])
     if accelerator.device.type == "cuda":

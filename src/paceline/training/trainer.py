@@ -11,7 +11,6 @@ A run that is killed at any moment and resumed ends bit for bit as one that was 
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,10 +19,10 @@ from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, gather_object
+from accelerate.utils import gather_object
 from torch.optim import AdamW
 
-from paceline.config import Recipe, TrainingSection, dump_recipe
+from paceline.config import Recipe, dump_recipe
 from paceline.drafts._base import SequentialDraft
 from paceline.errors import ConfigError
 from paceline.store.checkpoint import save_draft
@@ -31,10 +30,11 @@ from paceline.store.features import FeatureReader
 from paceline.store.files import write_text
 from paceline.store.hub import load_target
 from paceline.store.manifest import close_manifest, open_manifest
-from paceline.store.training_state import load_latest, save_state
+from paceline.store.training_state import latest_state, write_state
 from paceline.targets.generic import Target
 from paceline.training.capture import feature_fingerprint
 from paceline.training.log import Meter, RunLog
+from paceline.training.parallel import make_accelerator, parameter_groups
 from paceline.training.plan import RunPlan, Windows
 from paceline.training.prepare import Job, Say, chat_format, describe_run, prepare, with_score
 from paceline.training.schedule import learning_rate
@@ -45,7 +45,6 @@ from paceline.training.window import GradientWindow, LossModule, WindowSums
 
 STATE, BEST, LAST, RECIPE = "state", "best", "last", "recipe.toml"
 CHANCE = 1.05  # accepted length below which a draft has not begun to help: nearly every round is the target's alone
-SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
 
 
 class Watch(Protocol):
@@ -94,7 +93,7 @@ def train(
         torch.set_num_threads(recipe.training.threads)
     if (out / STATE).exists() and not resume:
         raise ConfigError(f"{out} holds a run already; pass --resume to go on with it, or choose another --out")
-    accelerator = _accelerator(recipe.training, out, target)
+    accelerator = make_accelerator(recipe.training, out=out, target=target)
     say = watch.say if accelerator.is_main_process else _silent
     if target is None:
         section = recipe.target
@@ -120,7 +119,9 @@ class Trainer:
         self.draft: SequentialDraft = job.draft.to(device=accelerator.device, dtype=torch.float32).train()
         lengths = tuple(len(example.ids) for example in job.examples.train)
         self.plan = RunPlan(lengths, self.training, world=accelerator.num_processes)
-        self.optimizer = AdamW(_groups(self.draft, self.training), lr=0.0, betas=self.training.betas, fused=True)
+        self.optimizer = AdamW(
+            parameter_groups(self.draft, self.training), lr=0.0, betas=self.training.betas, fused=True
+        )
         is_bf16 = self.training.precision == "bf16"
         view, source = FrozenTarget(job.target), self._source(is_bf16=is_bf16)
         module = LossModule(self.draft, job.objective, view, is_bf16=is_bf16, is_anchored=accelerator.num_processes > 1)
@@ -190,7 +191,7 @@ class Trainer:
         torch.set_rng_state(
             torch.Generator().manual_seed(self.training.seed + self.accelerator.process_index).get_state()
         )
-        state = load_latest(self.out / STATE, say=self._say) if resume else None
+        state = latest_state(self.out / STATE, say=self._say) if resume else None
         if state is not None:
             check_identity(state.values["identity"], expected=self._identity, where=str(self.out))
             self._counters = put_state(
@@ -291,7 +292,7 @@ class Trainer:
         )
         if self.accelerator.is_main_process:
             self._save_draft(LAST)
-            save_state(self.out / STATE, state)
+            write_state(self.out / STATE, state)
         self.accelerator.wait_for_everyone()
 
     def _save_draft(self, name: str) -> None:
@@ -337,35 +338,6 @@ class Trainer:
 
     def _track(self, values: dict[str, float], step: int) -> None:
         self.accelerator.log(values, step=step)
-
-
-def _accelerator(training: TrainingSection, out: Path, target: Target | None) -> Accelerator:
-    """The process's accelerator, on the device of a target that is in memory, else where accelerate finds one."""
-    if training.trackers and importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError("training.trackers: tensorboard is not installed; run: pip install 'paceline[tensorboard]'")
-    accelerator = Accelerator(
-        mixed_precision="no",  # the recipe's precision is set by our own autocast, see window.py
-        cpu=target is not None and target.device.type == "cpu",
-        log_with=list(training.trackers) or None,
-        project_dir=str(out),
-    )
-    if accelerator.distributed_type in SHARDED:
-        raise ConfigError(
-            f"accelerate was told to use {accelerator.distributed_type.value}; a draft fits on one device: expected "
-            "plain data parallelism (accelerate launch --multi_gpu, or torchrun)"
-        )
-    if training.trackers:
-        accelerator.init_trackers("tensorboard")
-    return accelerator
-
-
-def _groups(draft: SequentialDraft, training: TrainingSection) -> list[dict[str, Any]]:
-    """Parameters with weight decay (matrices) and without (gains and biases)."""
-    parameters = [parameter for parameter in draft.parameters() if parameter.requires_grad]
-    matrices = [parameter for parameter in parameters if parameter.dim() > 1]
-    others = [parameter for parameter in parameters if parameter.dim() <= 1]
-    groups = [(matrices, training.weight_decay), (others, 0.0)]
-    return [{"params": members, "weight_decay": decay} for members, decay in groups if members]
 
 
 def _silent(_text: str) -> None:

@@ -1,0 +1,49 @@
+"""Devices and processes: which accelerator a run gets, and how parameters are grouped for the optimiser.
+
+Plain data parallelism only: every process holds the whole draft.  It knows modules, not objectives.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+
+from paceline.config import TrainingSection
+from paceline.drafts._base import SequentialDraft
+from paceline.errors import ConfigError
+from paceline.targets.generic import Target
+
+SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
+
+
+def make_accelerator(training: TrainingSection, *, out: Path, target: Target | None) -> Accelerator:
+    """The process's accelerator, on the device of a target that is in memory, else where accelerate finds one."""
+    if training.trackers and importlib.util.find_spec("tensorboard") is None:
+        raise ConfigError("training.trackers: tensorboard is not installed; run: pip install 'paceline[tensorboard]'")
+    accelerator = Accelerator(
+        mixed_precision="no",  # the recipe's precision is set by our own autocast, see window.py
+        cpu=target is not None and target.device.type == "cpu",
+        log_with=list(training.trackers) or None,
+        project_dir=str(out),
+    )
+    if accelerator.distributed_type in SHARDED:
+        raise ConfigError(
+            f"accelerate was told to use {accelerator.distributed_type.value}; a draft fits on one device: expected "
+            "plain data parallelism (accelerate launch --multi_gpu, or torchrun)"
+        )
+    if training.trackers:
+        accelerator.init_trackers("tensorboard")
+    return accelerator
+
+
+def parameter_groups(draft: SequentialDraft, training: TrainingSection) -> list[dict[str, Any]]:
+    """Parameters with weight decay (matrices) and without (gains and biases)."""
+    parameters = [parameter for parameter in draft.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in parameters if parameter.dim() > 1]
+    others = [parameter for parameter in parameters if parameter.dim() <= 1]
+    groups = [(matrices, training.weight_decay), (others, 0.0)]
+    return [{"params": members, "weight_decay": decay} for members, decay in groups if members]

@@ -1,0 +1,100 @@
+"""`paceline train` and `paceline capture` from the command line: a whole run, and mistakes in one line."""
+
+import json
+
+import pytest
+
+from fixtures_models import tiny_llama
+from fixtures_text import tiny_tokenizer
+from fixtures_training import RECIPE, write_rows
+from paceline.cli.__main__ import MISTAKE, run
+from paceline.cli.capture import parse_size
+from paceline.errors import ConfigError
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """A recipe for a target in a folder."""
+    folder = tmp_path / "target"
+    tiny_llama(layers=3).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    rows = write_rows(tmp_path / "rows.jsonl", count=20)
+    path = tmp_path / "recipe.toml"
+    path.write_text(f'[target]\nname = "{folder}"\n' + RECIPE.format(rows=rows))
+    return path
+
+
+def test_a_run_from_the_command_line(tmp_path, recipe, capsys):
+    out = tmp_path / "out"
+    assert (
+        run(["train", str(recipe), "--out", str(out), "--set", "training.steps=4", "-s", "training.save_every=2"]) == 0
+    )
+    shown = capsys.readouterr().out
+    for expected in ("20 rows accepted", "held out", "40 of 64 words", "run: 4 steps", "step 2: loss", "in an epoch"):
+        assert expected in shown, expected
+    assert "the draft is not useful yet" in shown
+    assert {path.name for path in out.iterdir()} == {"best", "last", "state", "log.jsonl", "recipe.toml"}
+    assert "steps = 4" in (out / "last" / "recipe.toml").read_text()
+    assert json.loads((out / "last" / "manifest.json").read_text())["command"]
+    assert run(["train", str(recipe), "--out", str(out), "-s", "training.steps=4"]) == MISTAKE
+    assert "holds a run already; pass --resume" in capsys.readouterr().err
+    assert run(["train", str(recipe), "--out", str(out), "-s", "training.steps=4", "--resume"]) == 0
+    assert "resumed at step 4 of 4" in capsys.readouterr().out
+    arguments = ["train", str(recipe), "--out", str(tmp_path / "next"), "--init-from", str(out / "last")]
+    assert run([*arguments, "-s", "training.steps=2"]) == 0
+    assert "starts from last, with its vocabulary of 40 words" in capsys.readouterr().out
+
+
+def test_a_capture_from_the_command_line(tmp_path, recipe, capsys):
+    features = tmp_path / "features"
+    assert run(["capture", str(recipe), "--out", str(features), "--estimate"]) == 0
+    assert "MB, taps 0, 1, 2" in capsys.readouterr().out
+    assert not features.exists()
+    assert run(["capture", str(recipe), "--out", str(features), "--max-disk", "50KB"]) == 1
+    assert "stopped at --max-disk 50KB: run again with more room" in capsys.readouterr().out
+    assert run(["capture", str(recipe), "--out", str(features)]) == 0
+    assert "20 of 20 examples" in capsys.readouterr().out
+    arguments = ["train", str(recipe), "--out", str(tmp_path / "out"), "-s", f"data.features={features}"]
+    assert run([*arguments, "-s", "training.steps=2"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("training.steps=0", "training.steps: found 0"),
+        ("training.stepz=1", "training.stepz: unknown key; did you mean 'steps'"),
+        ("data.train=[]", "data.train is empty"),
+        ("data.max_length=9", "no row is left to train on"),
+        ("training.tokens_per_batch=8", "tokens exceeds a batch of 8"),
+        ("objective.options={stepz = 3}", "objective.options.stepz: unknown key"),
+        ("draft.name=eagle4", "no 'eagle4'; did you mean 'eagle3'"),
+        ("draft.options={taps = [9]}", "draft.options.taps"),
+        ('training.trackers=["tensorboard"]', "pip install 'paceline[tensorboard]'"),
+        ("data.features=nowhere", "features.json is missing"),
+    ],
+)
+def test_a_mistake_is_one_line_before_any_work_is_lost(tmp_path, recipe, capsys, monkeypatch, change, complaint):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert run(["train", str(recipe), "--out", str(tmp_path / "out"), "--set", change]) == MISTAKE
+    error = capsys.readouterr().err
+    assert complaint in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_recipe(tmp_path, capsys):
+    assert run(["train", "absent.toml", "--out", str(tmp_path)]) == MISTAKE
+    assert "absent.toml: no such recipe" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("5MB", 5_000_000), ("1.5 gb", 1_500_000_000), ("4096", 4096), ("7 kb", 7000)]
+)
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MB", "five", "5 XB"])
+def test_what_is_no_size(text):
+    with pytest.raises(ConfigError, match="expected a size such as 500MB"):
+        parse_size(text)
