@@ -87,7 +87,7 @@ class TrainingSection(Section):
     @model_validator(mode="after")
     def _one_length(self) -> Self:
         if (self.steps is None) == (self.epochs is None):
-            raise ValueError("exactly one of steps and epochs")
+            raise ValueError("exactly one of steps and epochs (`--set training.epochs=` takes it out)")
         return self
 
 
@@ -152,7 +152,8 @@ def parse_section(
 def apply_overrides(table: Mapping[str, Any], *, overrides: Iterable[str], schema: type[Section]) -> dict[str, Any]:
     """A copy of table with each `section.field=value` set; later ones win.
 
-    The value is read as TOML (`1e-3`, `true`, `["a", "b"]`), except that a field that holds text takes it as it is.
+    The value is read as TOML (`1e-3`, `true`, `["a", "b"]`), except that a field that holds text takes it as it is; an
+    empty one (`training.epochs=`) takes the key out, so that its default counts.
     """
     result = json.loads(json.dumps(table, default=str))
     for override in overrides:
@@ -165,6 +166,9 @@ def apply_overrides(table: Mapping[str, Any], *, overrides: Iterable[str], schem
             place = place.setdefault(key, {})
             if not isinstance(place, dict):
                 raise ConfigError(f"--set {override}: '{key}' is a value, not a section")
+        if not text.strip():
+            place.pop(keys[-1], None)
+            continue
         place[keys[-1]] = text.strip() if _takes_text(schema, keys=keys) else _toml_value(text.strip())
     return result
 

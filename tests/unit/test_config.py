@@ -132,7 +132,8 @@ def test_wrong_value_names_found_and_expected(line, key, found, expected):
 
 def test_steps_and_epochs_exclude_each_other():
     assert complaint("[training]\nsteps = 1\nepochs = 1.0\n") == (
-        "r.toml: training: found steps = 1, epochs = 1.0, expected exactly one of steps and epochs"
+        "r.toml: training: found steps = 1, epochs = 1.0, expected exactly one of steps and epochs "
+        "(`--set training.epochs=` takes it out)"
     )
     assert "found an empty section, expected exactly one of steps and epochs" in complaint("[training]\n")
 
@@ -210,3 +211,9 @@ def test_plugin_options_are_parsed_by_their_own_section():
     assert parse_section(Options, table={"layers": 2}, source="r.toml").layers == 2
     with pytest.raises(ConfigError, match=r"r\.toml: draft\.options\.layer: unknown key; did you mean 'layers'\?"):
         parse_section(Options, table={"layer": 2}, source="r.toml", prefix=("draft", "options"))
+
+
+def test_an_empty_override_takes_a_key_out():
+    text = "[training]\nepochs = 2.5\nthreads = 1"
+    recipe = parse_recipe(text, source="r", overrides=["training.epochs=", "training.steps=7", "training.threads= "])
+    assert (recipe.training.steps, recipe.training.epochs, recipe.training.threads) == (7, None, None)
