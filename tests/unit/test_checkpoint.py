@@ -1,5 +1,6 @@
 """A draft's folder: what was saved comes back, and whatever is not exactly that is refused by name."""
 
+import errno
 import json
 import signal
 import tomllib
@@ -247,3 +248,17 @@ def test_a_kill_between_the_two_renames_is_healed_by_the_next_reader(saved):
     assert in_child(save_and_die) == -signal.SIGKILL
     assert not folder.exists()
     assert torch.equal(load_draft(folder).draft.fc.weight, draft.fc.weight)
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_old_folder(saved, monkeypatch):
+    folder, draft, target = saved
+    before = sha256_file(folder / "draft.safetensors")
+
+    def full(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("paceline.store.files._flush", full)
+    with pytest.raises(CheckpointError, match=r"cannot write .*draft: No space left on device; what was there"):
+        save_draft(folder, draft, info=info_of(draft, target))
+    assert sha256_file(folder / "draft.safetensors") == before
+    assert [path.name for path in folder.parent.iterdir()] == ["draft"]

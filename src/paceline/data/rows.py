@@ -12,6 +12,8 @@ system turn that is not first; a conversation whose first turn (after system) is
 assistant turns in a row; a tool turn that follows no tool call; a user turn right after a tool turn; content that is
 null (allowed with tool calls, then read as ""), empty, or has parts other than text; tool arguments that are neither an
 object nor the JSON text of one. Keys of a message that are not named here reach the chat template untouched.
+Of a row's other keys, `category` names its kind, and `finish = "length"` says that its last answer was cut before its
+end (see `data.examples`).
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from paceline.plugins import load_plugin
 from paceline.store.files import folder_aside, remove_partial, sha256_file
 from paceline.store.fingerprint import TargetIdentity, identify_target
 from paceline.store.manifest import Manifest
-from paceline.store.weights import check_finite, fill_module, read_tensors, write_tensors
+from paceline.store.weights import check_finite, fill_module, read_tensors, refuse_full_disk, write_tensors
 from paceline.targets.generic import Target
 from paceline.toml import to_toml
 
@@ -81,12 +81,13 @@ def save_draft(
     """Write a draft's folder, whole or not at all; one that is there is replaced.
 
     dtype: "float32" or "bfloat16", of the floating-point weights on disk.
-    Raises CheckpointError naming the tensors that hold NaN or infinity: such a draft is never saved.
+    Raises CheckpointError naming the tensors that hold NaN or infinity: such a draft is never saved; and when the disk
+    is full, in which case the folder stays as it was.
     """
     tensors = {name: _cast(tensor, DTYPES[dtype]) for name, tensor in draft.state_dict().items()}
     check_finite(tensors, where=f"draft {info.name}, not saved")
     path = Path(folder)
-    with folder_aside(path) as aside:
+    with refuse_full_disk(path), folder_aside(path) as aside:
         write_tensors(aside / WEIGHTS, tensors)
         (aside / TOKENS).write_bytes(gzip.compress(json.dumps(info.target.tokens).encode(), mtime=0))
         if recipe is not None:

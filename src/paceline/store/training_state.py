@@ -20,7 +20,7 @@ from torch import Tensor
 
 from paceline.errors import CheckpointError
 from paceline.store.files import folder_aside, remove_partial, sha256_file, write_text
-from paceline.store.weights import read_tensors, write_tensors
+from paceline.store.weights import read_tensors, refuse_full_disk, write_tensors
 
 FORMAT = 1
 KEPT = 2
@@ -37,9 +37,12 @@ class TrainingState:
 
 
 def write_state(folder: Path, state: TrainingState) -> None:
-    """Write a state below `folder`, whole or not at all, then remove all but the last two."""
+    """Write a state below `folder`, whole or not at all, then remove all but the last two.
+
+    Raises CheckpointError when the disk is full; earlier states stay.
+    """
     place = folder / f"step-{state.step:08d}"
-    with folder_aside(place) as aside:
+    with refuse_full_disk(place), folder_aside(place) as aside:
         write_tensors(aside / TENSORS, state.tensors)
         content = {
             "format": FORMAT,

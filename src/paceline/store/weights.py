@@ -5,7 +5,8 @@ It knows no draft and no optimiser; every fault is a CheckpointError that names 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -72,6 +73,17 @@ def fill_module(module: nn.Module, tensors: Mapping[str, Tensor], *, where: str)
             parameter.fill_(torch.nan)
     module.load_state_dict(dict(tensors), strict=True)
     check_finite(dict(module.named_parameters()), where=f"{where}, after loading")
+
+
+@contextmanager
+def refuse_full_disk(place: Path) -> Generator[None, None, None]:
+    """Turn what the system says of a write that fails into one line; nothing half-written is left."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write {place}: {error.strerror or error}; what was there is untouched: free space and resume"
+        ) from error
 
 
 def listed(names: Iterable[str]) -> str:
