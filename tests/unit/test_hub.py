@@ -44,6 +44,12 @@ def test_cache_folder_rules(monkeypatch, tmp_path):
     assert embedded.cache_folder() == tmp_path / "own"
 
 
+def test_weights_do_not_straddle_cache_lines(model_folder):
+    model = hub.load_model(str(model_folder))
+    assert not [name for name, weight in model.named_parameters() if weight.data_ptr() % hub.CACHE_LINE]
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
 def test_folder_hub_id_and_embedded_name(model_folder, cache):
     assert hub.find_target(str(model_folder)).folder == model_folder
     place = hub.find_target("owner/model", revision="v1")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paceline.targets.generic import Target
 
 DTYPES = ("float32", "bfloat16", "float16")
+CACHE_LINE = 64  # bytes
 TRANSFORMERS = ((4, 57), (6, 0))  # first version that works, first that is not known to
 
 
@@ -118,6 +119,7 @@ def load_model(
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise TargetError(f"{name}: cannot be loaded: {_reason(error, place=place)}") from error
     _require_every_weight(name, report)
+    _align_weights(model)
     return model.to(device).eval().requires_grad_(False)
 
 
@@ -163,6 +165,16 @@ def _require_every_weight(name: str, report: dict[str, Any]) -> None:
                 f"{name}: {len(keys)} {fault.replace('_', ' ')} in its weights, first {keys[0]}; "
                 "expected weights that fit its config.json; download it again"
             )
+
+
+def _align_weights(model: Any) -> None:
+    """Move weights that straddle cache lines, as those of a mapped file do, to memory of their own.
+
+    Every vector read of them costs two lines else: about a tenth of a call that reads all weights once.
+    """
+    for weight in model.parameters():
+        if weight.device.type == "cpu" and weight.data_ptr() % CACHE_LINE:
+            weight.data = weight.data.clone()
 
 
 def _reason(error: Exception, *, place: TargetPlace) -> str:
