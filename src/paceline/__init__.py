@@ -14,6 +14,7 @@ _PUBLIC = {
     "Target": "paceline.targets.generic",
     "generate": "paceline.decoding.api",
     "generate_stream": "paceline.decoding.api",
+    "load_draft": "paceline.store.checkpoint",
     "load_target": "paceline.store.hub",
     "speculative": "paceline.decoding.custom_generate",
 }
