@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 # The one table of public names: name -> module that defines it.
 _PUBLIC = {
+    "ProposalPlan": "paceline.decoding.plan",
     "Target": "paceline.targets.generic",
     "generate": "paceline.decoding.api",
     "generate_stream": "paceline.decoding.api",
