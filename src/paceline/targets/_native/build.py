@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import shlex
 import shutil
@@ -25,7 +26,8 @@ SOURCES = ("forward.cpp", "attention.h", "product.h", "vectors.h", "call.h")
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
 TUNING = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler takes
 PORTABLE = ("-DPACELINE_PORTABLE",)
-SECONDS = 300  # for one compilation; five are usual
+_LOG = logging.getLogger("paceline")
+SECONDS = 900  # for one compilation; five are usual, a minute the first time with ziglang
 
 
 class Unavailable(Exception):
@@ -62,6 +64,8 @@ def build_library(*, tuning: Sequence[Sequence[str]] = TUNING) -> Path:
         target = cache_folder() / "native" / f"forward-{_digest([*FLAGS, *flags], identity)}.so"
         if target.is_file():
             return target
+        if not fault:
+            _LOG.warning("compiling the native forward for this machine, once, with %s", _spell(compiler))
         fault = _compile(compiler, flags, target)
         if not fault:
             return target
