@@ -15,6 +15,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from paceline.errors import TargetError
 
+SLOT_BOUND = ("bloom", "mpt", "gpt_neo")  # ALiBi by slot; a local window cut by slot
 LAYER_LISTS = ("layers", "h", "blocks")
 RECURRENT_MARKS = ("linear_attention", "mamba", "recurrent", "conv", "rwkv", "chunked_attention", "compressed")
 
@@ -55,6 +56,21 @@ def refuse_recurrent(model: Any) -> None:
         raise TargetError(
             f"{type(model).__name__} ({model.config.model_type}) has {what}, which cannot be rolled back to an "
             "accepted path; choose a decoder-only model with full or sliding-window attention"
+        )
+
+
+def refuse_own_masks(model: Any) -> None:
+    """Refuse, by name, a model or a setting that would not attend as the 4-D mask and the positions of a tree say."""
+    name, config = f"{type(model).__name__} ({model.config.model_type})", text_config(model)
+    if config.model_type in SLOT_BOUND or bool(getattr(config, "alibi", False)):
+        raise TargetError(
+            f"{name} derives distances from where keys lie in the cache, so a tree's branches cannot be verified; "
+            "choose a model with rotary or learned positions"
+        )
+    kernel = getattr(config, "_attn_implementation", None)
+    if kernel not in (None, "eager", "sdpa"):
+        raise TargetError(
+            f"{name}: attn_implementation={kernel!r} takes no tree mask; load it with attn_implementation='sdpa'"
         )
 
 

@@ -18,6 +18,7 @@ from paceline.records import Scores
 from paceline.targets import _native
 from paceline.targets import _transformers as tf
 from paceline.targets._cache import TargetCache
+from paceline.targets._trial import refuse_inexact
 
 NATIVE_ROWS = 256  # rows of a call (batch times nodes) up to which the native forward is the faster one; measured
 VIEW_STEP = 64  # slots shown to attention grow in steps, so that few shapes occur and short contexts stay cheap
@@ -49,6 +50,7 @@ class Target:
         compile: Literal["auto", "off"] = "auto",
     ) -> None:
         tf.refuse_recurrent(model)
+        tf.refuse_own_masks(model)
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.name = name or type(model).__name__
@@ -67,6 +69,7 @@ class Target:
         self._native: _native.NativeForward | None = None
         self._is_chosen = compile == "off"
         self.taps: tuple[int, ...] = ()
+        refuse_inexact(self)
         self.set_taps(taps)
 
     @property
