@@ -1,0 +1,42 @@
+"""`paceline convert`: a draft folder from or to a foreign format; what a format holds is known in `interop`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli._base import Command
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(help="Draft folder: ours, or of the format named by --from.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    target: Annotated[str, typer.Option("--target", "-t", help="Target that the draft works for.")],
+    from_: Annotated[str | None, typer.Option("--from", help="Foreign format to read: eagle.")] = None,
+    to: Annotated[str | None, typer.Option("--to", help="Foreign format to write: eagle.")] = None,
+) -> None:
+    """Read a published draft (--from eagle) or write one that serving engines load (--to eagle)."""
+    from rich.console import Console
+
+    from paceline.errors import ConfigError
+    from paceline.interop._base import Format
+    from paceline.plugins import load_plugin
+    from paceline.store.checkpoint import load_draft, save_draft
+    from paceline.store.hub import load_target
+
+    if (from_ is None) == (to is None):
+        raise ConfigError("convert: give one of --from FORMAT and --to FORMAT")
+    if out.exists():
+        raise ConfigError(f"{out}: exists; expected a new folder")
+    kind = load_plugin("interop", name=from_ or to or "")
+    assert isinstance(kind, Format)
+    opened = load_target(target)
+    if from_ is not None:
+        loaded = kind.read(source, opened)
+        save_draft(out, loaded.draft, info=loaded.info)
+    else:
+        kind.write(load_draft(source, target=opened), out)
+    Console(highlight=False, soft_wrap=True).print(f"written: {out}")
+
+
+PLUGIN = Command(run=convert, group="Use", order=30)
