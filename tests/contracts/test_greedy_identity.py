@@ -6,6 +6,8 @@ import functools
 
 import pytest
 import torch
+
+import paceline
 from fixtures_models import (
     adversary,
     bigram_model,
@@ -17,8 +19,6 @@ from fixtures_models import (
     tiny_llama,
     tiny_mistral,
 )
-
-import paceline
 from paceline.decoding.plan import ProposalPlan
 from paceline.drafts._base import LookupDraft
 from paceline.drafts.ngram import Ngram, NgramConfig

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fixtures_drafts import batch_of, max_difference, random_rows, tiny_eagle3
-from fixtures_models import bigram_model, cycle_table, make_target, tiny_llama
 
 import paceline
+from fixtures_drafts import batch_of, max_difference, random_rows, tiny_eagle3
+from fixtures_models import bigram_model, cycle_table, make_target, tiny_llama
 from paceline.decoding.plan import ProposalPlan
 from paceline.decoding.propose import SequentialProposer
 from paceline.decoding.sampling import DraftSampling, RowDice

@@ -15,5 +15,5 @@ def test_public_name_resolves_and_is_documented(name):
 
 
 def test_wrong_name_lists_the_public_ones():
-    with pytest.raises(AttributeError, match="public names: Target, generate"):
+    with pytest.raises(AttributeError, match="public names: ProposalPlan, Target, generate"):
         paceline.generat  # noqa: B018 - the access is the test

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
 
 from paceline.drafts._base import SequentialDraft
 from paceline.training.collate import PREDICT
