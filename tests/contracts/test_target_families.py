@@ -151,7 +151,7 @@ def test_taps_are_hidden_states_of_the_next_index(family: str) -> None:
     target = target_of(family)
     ids = torch.randint(0, 64, (2, 12), generator=torch.Generator().manual_seed(6))
     with torch.no_grad():
-        states = target.model.get_decoder()(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
+        states = target.model.base_model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
         logits = target.model(input_ids=ids, use_cache=False).logits
     target.set_taps((0, 1, 2))  # the last layer's entry in hidden_states is behind the final norm
     try:

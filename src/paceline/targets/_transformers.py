@@ -17,6 +17,7 @@ from paceline.errors import TargetError
 
 SLOT_BOUND = ("bloom", "mpt", "gpt_neo")  # ALiBi by slot; a local window cut by slot
 LAYER_LISTS = ("layers", "h", "blocks")
+LAYER_KINDS = ("layer_types", "layers_block_type", "block_types")
 RECURRENT_MARKS = ("linear_attention", "mamba", "recurrent", "conv", "rwkv", "chunked_attention", "compressed")
 
 
@@ -31,12 +32,18 @@ def text_config(model: Any) -> Any:
     return model.config.get_text_config(decoder=True)
 
 
+def decoder(model: Any) -> Any:
+    """The model without its head; 4.57 knows it for some families (GPT-2, GPT-NeoX) only as the base model."""
+    found = model.get_decoder()
+    return model.base_model if found is model else found
+
+
 def decoder_layers(model: Any) -> nn.ModuleList:
     """The decoder layers of a causal language model, in order."""
-    decoder = model.get_decoder()
+    stack = decoder(model)
     count = text_config(model).num_hidden_layers
     for name in LAYER_LISTS:
-        layers = getattr(decoder, name, None)
+        layers = getattr(stack, name, None)
         if isinstance(layers, nn.ModuleList) and len(layers) == count:
             return layers
     raise TargetError(
@@ -48,7 +55,7 @@ def decoder_layers(model: Any) -> nn.ModuleList:
 def refuse_recurrent(model: Any) -> None:
     """Refuse, by name, a model whose state cannot be rolled back by forgetting rows of a key/value cache."""
     config = text_config(model)
-    kinds = {str(kind) for kind in (getattr(config, "layer_types", None) or [])}
+    kinds = {str(kind) for name in LAYER_KINDS for kind in (getattr(config, name, None) or [])}
     bad = sorted(kind for kind in kinds if any(mark in kind for mark in RECURRENT_MARKS))
     stateful = bool(getattr(model, "_is_stateful", False))
     if bad or stateful or getattr(model.config, "is_encoder_decoder", False):

@@ -63,7 +63,7 @@ def refuse_inexact(target: Scorer) -> None:
     if not worst <= TOLERANCE.get(model.dtype, HALF_TOLERANCE) * spread:
         raise TargetError(
             f"{type(model).__name__} ({kind}) scores a tree otherwise than its paths one by one (logits differ by "
-            f"{worst:.2g}); its positions or masks cannot be given from outside, so it cannot verify proposals"
+            f"{worst:.2g}); its positions or masks cannot be given from outside, so it cannot verify; choose another"
         )
 
 

@@ -187,7 +187,7 @@ class Target:
         if mask is not None:
             arguments["attention_mask"] = masks.additive_mask(mask, dtype=self.dtype)
         with self._record():
-            hidden = self.model.get_decoder()(**arguments).last_hidden_state
+            hidden = tf.decoder(self.model)(**arguments).last_hidden_state
         return Scores(hidden.new_zeros(0), self._taps_side_by_side(), hidden)
 
     def _forward(
