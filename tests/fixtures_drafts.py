@@ -18,7 +18,9 @@ def tiny_eagle3(target: Target, *, words: int | None = None, seed: int = 0, scal
     facts = facts_of(target.model)
     size = words or facts.vocab_size
     options: dict[str, object] = {"draft_vocab_size": size, "intermediate_size": 64}
-    vocab = DraftVocab.full(size) if words is None else DraftVocab.from_counts(torch.arange(facts.vocab_size), size=size)
+    vocab = (
+        DraftVocab.full(size) if words is None else DraftVocab.from_counts(torch.arange(facts.vocab_size), size=size)
+    )
     draft = eagle3.build(eagle3.configure(facts, options), vocab)
     with torch.no_grad():
         for name, parameter in draft.named_parameters():
@@ -47,7 +49,8 @@ def random_rows(count: int, *, vocab: int = 64, seed: int = 0) -> list[tuple[lis
     generator = torch.Generator().manual_seed(seed)
     sizes = [(12, 3), (17, 5), (9, 4), (15, 9)]
     return [
-        (torch.randint(0, vocab, (sizes[i % 4][0],), generator=generator).tolist(), sizes[i % 4][1]) for i in range(count)
+        (torch.randint(0, vocab, (sizes[i % 4][0],), generator=generator).tolist(), sizes[i % 4][1])
+        for i in range(count)
     ]
 
 

@@ -38,11 +38,11 @@ class TargetFacts:
 class Tree:
     """A batch of proposals; node 0 of each row is the root, the last committed token, not yet seen by the target.
 
-    tokens: [B, N] int64.  parents: [B, N] int64, index of the parent node, -1 at the root; parents come before children.
+    tokens: [B, N] int64.  parents: [B, N] int64, index of the parent node, -1 at the root; parents come first.
     depths: [B, N] int64, 0 at the root.  mask: [B, N, N] bool, True where column is row's ancestor or itself.
     counts: real nodes of each row; the nodes from counts[b] on are padding that no rule may read.
     children: for each row and node, its children in the order in which they are tried.
-    draft_law: for `sampled` proposals, law from which the children of node n were drawn: per row {n: [V] float}; else None.
+    draft_law: for `sampled` proposals, the law that the children of node n were drawn from, per row {n: [V]}; else None.
     """
 
     tokens: Tensor

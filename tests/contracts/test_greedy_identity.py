@@ -31,7 +31,9 @@ MODELS = {
     "window": tiny_mistral,
 }
 DRAFTS = {"oracle": oracle, "adversary": adversary, "pattern": pattern, "ngram": lambda model: Ngram(NgramConfig())}
-PLANS = [ProposalPlan.chain(n) for n in (1, 3, 8)] + [ProposalPlan(depth=n, width=3, nodes=2 * n + 1) for n in (1, 3, 8)]
+PLANS = [ProposalPlan.chain(n) for n in (1, 3, 8)] + [
+    ProposalPlan(depth=n, width=3, nodes=2 * n + 1) for n in (1, 3, 8)
+]
 
 
 def prompts(count: int, *, seed: int = 0) -> list[list[int]]:

@@ -45,7 +45,12 @@ def write(folder: Path, tokens: int, *, options: SynthOptions = OPTIONS) -> list
     seeds = folder.parent / "seeds.toml"
     seeds.write_text(SEEDS, "utf-8")
     run_synth(
-        synth_target(), folder=folder, options=options, answer_tokens=tokens, fingerprint={"target": "tiny"}, seeds=seeds
+        synth_target(),
+        folder=folder,
+        options=options,
+        answer_tokens=tokens,
+        fingerprint={"target": "tiny"},
+        seeds=seeds,
     )
     return [json.loads(line) for line in (folder / "rows.jsonl").read_text("utf-8").splitlines()]
 
@@ -97,7 +102,7 @@ def test_a_run_that_is_killed_goes_on_and_loses_nothing(tmp_path: Path) -> None:
     process.wait()
     with (folder / "rows.jsonl").open("ab") as file:
         file.write(b'{"index": 7, "messa')  # a torn line
-    before = [line for line in (folder / "rows.jsonl").read_bytes().splitlines()[:-1]]
+    before = (folder / "rows.jsonl").read_bytes().splitlines()[:-1]
     tokens = sum(json.loads(line)["answer_tokens"] for line in before)
     after = write(folder, tokens + 60)
     assert [json.dumps(row, ensure_ascii=False).encode() for row in after[: len(before)]] == before
@@ -115,9 +120,9 @@ def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
 def test_refilled_slots_give_what_each_request_gets_alone() -> None:
     target = synth_target()
     requests = [
-        Request(key=i, ids=list(range(3, 5 + i % 4)), max_new_tokens=4 + i % 5, stop_ids=frozenset(), temperature=i % 2, seed=i)
+        Request(i, list(range(3, 5 + i % 4)), 4 + i % 5, stop_ids=frozenset(), temperature=i % 2, seed=i)
         for i in range(11)
-    ]  # fmt: skip
+    ]
     together = ContinuousBatch(target, slots=3, capacity=32, refill=1)
     together.submit(requests)
     crowd = {item.request.key: item.tokens for step in together.run() for item in step}

@@ -64,7 +64,9 @@ class Job:
 
 def load_seeds(path: Path | None = None) -> list[dict[str, Any]]:
     """The categories of a seeds file (default: the packaged one): name, weight, systems, openers."""
-    text = path.read_text("utf-8") if path else resources.files("paceline.data").joinpath("seeds.toml").read_text("utf-8")
+    text = (
+        path.read_text("utf-8") if path else resources.files("paceline.data").joinpath("seeds.toml").read_text("utf-8")
+    )
     try:
         categories = tomllib.loads(text)["category"]
         for category in categories:
@@ -95,12 +97,14 @@ def opened_user_turn(tokenizer: Any, job: Job) -> list[int]:
     """Ids of the chat template up to the opener inside an unfinished user turn."""
     text = tokenizer.apply_chat_template(messages_before(job, MARK), tokenize=False)
     if text.count(MARK) != 1:
-        raise DataError("the chat template does not show the user's text exactly once; write prompts from a file instead")
+        raise DataError(
+            "the chat template does not show the user's text exactly once; write prompts from a file instead"
+        )
     return tokenizer(text[: text.index(MARK)] + job.opener.rstrip(" "), add_special_tokens=False)["input_ids"]
 
 
 def finish_prompt(text: str, *, reason: str) -> tuple[str, str]:
-    """(prompt, "") or ("", why it is dropped).  A prompt cut by length is shortened to its last full sentence or line."""
+    """(prompt, "") or ("", why it is dropped).  A prompt cut by length is shortened to its last whole sentence."""
     text = text.strip()
     if reason == "length":
         ends = [match.end() for match in re.finditer(r"[.?!:](?=\s)|\n", text)]

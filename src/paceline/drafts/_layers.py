@@ -45,7 +45,9 @@ class Attention(nn.Module):
     in_width: width of what is projected.  width: width of the result.
     """
 
-    def __init__(self, in_width: int, *, width: int, heads: int, kv_heads: int, head_dim: int, bias: bool = False) -> None:
+    def __init__(
+        self, in_width: int, *, width: int, heads: int, kv_heads: int, head_dim: int, bias: bool = False
+    ) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.q_proj = nn.Linear(in_width, heads * head_dim, bias=bias)

@@ -110,7 +110,7 @@ class Eagle3(SequentialDraft):
     def initialise(self, head: Tensor, norm: Tensor | None) -> None:
         """Start lm_head from the target's rows of the draft's words and the final norm from the target's.
 
-        The published training starts from random rows; starting from the target's is a better point of the same network.
+        The published training starts from random rows; the target's are another point of the same network.
         """
         self.lm_head.weight.copy_(head[self.vocab.ids.to(head.device)])
         if norm is not None:
@@ -182,11 +182,13 @@ def _check(config: Eagle3Config, facts: TargetFacts) -> None:
         )
     if config.num_attention_heads % config.num_key_value_heads:
         raise ConfigError(
-            f"draft.options: {config.num_attention_heads} heads cannot be shared by {config.num_key_value_heads} key heads"
+            f"draft.options: {config.num_attention_heads} heads cannot share {config.num_key_value_heads} key heads evenly"
         )
     bad = [tap for tap in config.taps if not 0 <= tap < facts.num_layers]
     if bad:
-        raise ConfigError(f"draft.options.taps: {bad} are not decoder layers of the target (0 to {facts.num_layers - 1})")
+        raise ConfigError(
+            f"draft.options.taps: {bad} are not decoder layers of the target (0 to {facts.num_layers - 1})"
+        )
 
 
 def build(config: DraftConfig, vocab: DraftVocab | None) -> Eagle3:

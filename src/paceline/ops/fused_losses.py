@@ -20,7 +20,7 @@ def head_cross_entropy(
 
     hidden: [n, H].  weight: [W, H].  laws: [m, W] float32, rows that sum to 1, fixed.  place: [n] int64 into laws.
     row_weights: [n] float32, fixed; a row of weight 0 gives no gradient.  labels: [n] int64 draft ids, -1 = none.
-    Returns (sum: scalar float32, losses: [n] float32 without weights, detached, whether q is largest at the label: [n]).
+    Returns (sum: scalar float32, losses: [n] float32 without weights, detached, whether q is largest at label: [n]).
     """
     total, losses, hits = _HeadCrossEntropy.apply(hidden, weight, laws, place, row_weights, labels)  # type: ignore[misc]
     return total, losses, hits

@@ -54,7 +54,7 @@ def unroll(draft: SequentialDraft, batch: TrainingBatch, target: TargetView, *, 
 
 
 def _context(draft: SequentialDraft, batch: TrainingBatch, target: TargetView, fused: Tensor) -> tuple[Tensor, Tensor]:
-    """Step-0 keys and values of every position, [B, A_kv, T, C] each; the last position is fed nothing real and unseen."""
+    """Step-0 keys and values of every position, [B, A_kv, T, C] each; the last is fed a stand-in no row sees."""
     fed = torch.cat([batch.ids[:, FEED:], batch.ids[:, -FEED:]], dim=1)
     positions = torch.arange(batch.ids.shape[1], device=fed.device).expand_as(fed)
     cos, sin = draft.tables(positions)

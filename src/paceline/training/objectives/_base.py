@@ -1,4 +1,4 @@
-"""What the trainer knows of an objective: which draft and batch it takes, and that it returns a numerator and denominator.
+"""What the trainer knows of an objective: which draft and batch it takes, and that it returns loss terms.
 
 Objectives are not methods of drafts: every objective runs with every draft for which it is defined, and refuses the
 others by name.

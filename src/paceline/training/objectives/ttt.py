@@ -1,8 +1,8 @@
 """EAGLE-3's training-time test: soft cross-entropy to the target's law over several unrolled steps.
 
 Step weight 0.8^j, law restricted to the draft vocabulary and renormalised, rows whose target argmax lies outside it
-masked (Li et al., EAGLE-3, arXiv 2503.01840; peers 1.4).  Deviations, both on purpose: the mask is that of the predicted
-token, and the mean is over supervised rows, not over all positions of the batch.
+masked (Li et al., EAGLE-3, arXiv 2503.01840).  Deviations, both on purpose: the mask is that of the predicted token,
+and the mean is over supervised rows, not over all positions of the batch.
 """
 
 from __future__ import annotations
