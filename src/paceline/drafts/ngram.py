@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pydantic import ValidationError
+
 from paceline.drafts._base import DraftConfig, DraftPlugin
 from paceline.errors import ConfigError
 from paceline.ops.vocab import DraftVocab
@@ -45,7 +47,11 @@ class Ngram:
 
 def configure(_facts: TargetFacts, options: dict[str, object]) -> NgramConfig:
     """The recipe's options; a target has no say."""
-    config = NgramConfig.model_validate(options)
+    try:
+        config = NgramConfig.model_validate(options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"draft.options.{'.'.join(map(str, first['loc']))}: {first['msg']} (ngram)") from None
     if not 1 <= config.shortest <= config.longest:
         raise ConfigError(f"ngram: needs 1 <= shortest <= longest, found {config.shortest} and {config.longest}")
     return config
