@@ -6,7 +6,8 @@ neither drafts nor decoding options.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -63,7 +64,6 @@ class Target:
         self._mask_kinds = tf.mask_kinds(model)
         self._cache_argument = tf.cache_argument(model)
         self._captured: dict[int, Tensor] = {}
-        self._hidden: list[Tensor] = []
         self._recording = False
         self._hooks: list[Any] = []
         self._native: _native.NativeForward | None = None
@@ -226,8 +226,14 @@ class Target:
 
         return record
 
-    def _record(self) -> _Recording:
-        return _Recording(self)
+    @contextmanager
+    def _record(self) -> Generator[None, None, None]:
+        """Hooks record only while one of our own calls runs: the model may serve others in between."""
+        self._recording = True
+        try:
+            yield
+        finally:
+            self._recording = False
 
     def _taps_side_by_side(self) -> Tensor | None:
         if not self.taps:
@@ -235,19 +241,6 @@ class Target:
         taps = torch.cat([self._captured[tap] for tap in self.taps], dim=-1)
         self._captured.clear()
         return taps
-
-
-class _Recording:
-    """Hooks record only while one of our own calls runs: the model may serve others in between."""
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-
-    def __enter__(self) -> None:
-        self._target._recording = True
-
-    def __exit__(self, *_: object) -> None:
-        self._target._recording = False
 
 
 PLUGIN = Target
