@@ -128,7 +128,14 @@ def test_streams_side_by_side_do_not_mix_taps() -> None:
     heard["two"] += [token for commit in two for token in commit.tokens]
     assert heard == {"one": want[0].rows[0].tokens, "two": want[1].rows[0].tokens}
     assert rounds == want[0].stats.total.rounds + 1
-    assert target().taps == ()
+
+
+def test_taps_that_somebody_else_chose_stay_as_they_are() -> None:
+    made, plan = drafts()["eagle3, tree"]
+    own = make_target(tiny_llama(layers=2), taps=(1, 1))
+    for _commit in paceline.generate_stream(own, rows()[1], draft=made, plan=plan, max_new_tokens=TOKENS):
+        assert own.taps == (1, 1)
+    assert own.taps == (1, 1)
 
 
 @pytest.mark.parametrize("draft", ["none", "ngram", "eagle3"])

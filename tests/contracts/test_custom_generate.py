@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import logging
 import weakref
 from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, GenerationConfig, LogitsProcessor, StoppingCriteria
+from transformers import DynamicCache, GenerationConfig, LogitsProcessor, StaticCache, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 import paceline
@@ -244,11 +245,13 @@ def test_what_cannot_be_honoured_is_refused_by_name_before_any_work(
     assert "\n" not in str(caught.value)
 
 
-def test_a_cache_that_holds_something_is_refused() -> None:
-    cache = DynamicCache()
+@pytest.mark.parametrize("kind", ["holds something", "static"])
+def test_a_given_cache_is_refused(kind: str) -> None:
     ids = torch.tensor([PROMPTS[0]])
-    name = "cache" if "cache" in model().forward.__code__.co_varnames else "past_key_values"
-    model()(ids[:, :-1], use_cache=True, **{name: cache})
+    name = "cache" if "cache" in inspect.signature(model().forward).parameters else "past_key_values"
+    cache = DynamicCache() if kind == "holds something" else StaticCache(config=model().config, max_cache_len=32)
+    if kind == "holds something":
+        model()(ids[:, :-1], use_cache=True, **{name: cache})
     with pytest.raises(UnsupportedOption, match="cache"):
         model().generate(
             ids, max_new_tokens=3, custom_generate=paceline.speculative(None), **{name: cache}

@@ -277,8 +277,14 @@ def test_a_given_configuration_says_the_same_as_its_options() -> None:
             target(), PROMPTS, draft=eagle(), plan=plan, seed=3, generation_config=GenerationConfig(**fields)
         )
         assert [row.tokens for row in one.rows] == [row.tokens for row in two.rows]
-    cold = paceline.generate(target(), PROMPTS, generation_config=GenerationConfig(max_new_tokens=TOKENS))
-    assert [row.tokens for row in cold.rows] == free()
+    for fields in ({}, {"do_sample": False, "temperature": 0.7}, {"do_sample": True, "temperature": 1e-7}):
+        cold = GenerationConfig(max_new_tokens=TOKENS, **fields)
+        result = paceline.generate(target(), PROMPTS, generation_config=cold)
+        assert [row.tokens for row in result.rows] == free()
+    hot = paceline.generate(
+        target(), PROMPTS, generation_config=GenerationConfig(do_sample=True, max_new_tokens=TOKENS)
+    )
+    assert [row.tokens for row in hot.rows] != free()
 
 
 def test_several_sequences_of_one_prompt() -> None:
@@ -296,6 +302,13 @@ def test_lengths(plan: Any) -> None:
             target(), PROMPTS[0], draft=follows([PROMPTS[0] + free()[0]]), plan=plan, **{name: value}
         )
         assert result.rows[0].tokens == free()[0][:count]
+
+
+def test_the_last_rounds_draft_no_more_than_may_be_committed() -> None:
+    text = PROMPTS[0] + free()[0]
+    for count, drafted in [(1, 0), (2, 0), (3, 1), (6, 4), (7, 4), (8, 5)]:
+        result = paceline.generate(target(), PROMPTS[0], draft=follows([text]), plan=CHAIN, max_new_tokens=count)
+        assert result.stats.total.drafted == result.stats.total.accepted == drafted
 
 
 @pytest.mark.parametrize("length", [None, 20])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from exact.enumeration import outcomes
 from paceline.decoding.propose import pack_trees
 from paceline.decoding.sampling import RowDice
 from paceline.decoding.stats import RunStats, conditional_acceptance, cumulative_acceptance
@@ -59,6 +60,23 @@ def test_the_shortcut_is_the_rule_on_one_hot_laws(with_law: bool, with_process: 
         assert verdicts[0] == verdicts[1]
         lengths.add(len(verdicts[0].tokens))
     assert lengths >= {1, 2, 3}
+
+
+def test_a_drawn_child_is_kept_as_often_as_the_two_laws_overlap() -> None:
+    """The rule for ranked children would be exact too, and keep fewer: the law it was drawn from must be used."""
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(2, VOCAB, generator=generator)
+    p = logits[0].double().softmax(-1)
+    q = torch.randn(VOCAB - 1, generator=generator).softmax(-1)  # one word short: the target's vocabulary is padded
+    kept = 0.0
+    for token in range(VOCAB - 1):
+        proposal = pack_trees([[-1, 0]], [[0, token]], [{0: q}])
+
+        def run(proposal: Tree = proposal) -> Verdict:
+            return walk(proposal, 0, logits, ids=[0], process=None, is_stop=lambda ids: True, dice=RowDice(0))
+
+        kept += float(q[token]) * sum(chance for verdict, chance in outcomes(run) if verdict.accepted)
+    assert kept == pytest.approx(float(torch.minimum(p[:-1], q).sum()), abs=1e-6)
 
 
 def test_processors_see_the_path_and_are_called_once_for_each_committed_token() -> None:
