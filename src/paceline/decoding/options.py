@@ -285,7 +285,7 @@ def row_process(processors: LogitsProcessorList, *, place: Place, device: torch.
     copies = place.copies(processors)
 
     def process(ids: list[int], logits: Tensor) -> Tensor:
-        scores = logits.to(torch.float32)[None].repeat(copies, 1)
+        scores = logits.to(device, torch.float32)[None].repeat(copies, 1)
         shown = cast("torch.LongTensor", place.ids(ids, copies=copies, device=device))
         return place.own(processors(shown, cast("torch.FloatTensor", scores)))
 
