@@ -42,7 +42,7 @@ class Tree:
     depths: [B, N] int64, 0 at the root.  mask: [B, N, N] bool, True where column is row's ancestor or itself.
     counts: real nodes of each row; the nodes from counts[b] on are padding that no rule may read.
     children: for each row and node, its children in the order in which they are tried.
-    draft_law: for `sampled` proposals, the law that the children of node n were drawn from, per row {n: [V]}; else None.
+    draft_law: for `sampled` proposals, the law that node n's children were drawn from, per row {n: [V]}; else None.
     """
 
     tokens: Tensor

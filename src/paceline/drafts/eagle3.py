@@ -182,7 +182,7 @@ def _check(config: Eagle3Config, facts: TargetFacts) -> None:
         )
     if config.num_attention_heads % config.num_key_value_heads:
         raise ConfigError(
-            f"draft.options: {config.num_attention_heads} heads cannot share {config.num_key_value_heads} key heads evenly"
+            f"draft.options: {config.num_attention_heads} heads do not divide by {config.num_key_value_heads} key heads"
         )
     bad = [tap for tap in config.taps if not 0 <= tap < facts.num_layers]
     if bad:
