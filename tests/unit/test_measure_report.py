@@ -196,3 +196,21 @@ def test_documents_agree_with_the_committed_records(document):
     text = (ROOT / document).read_text("utf-8")
     records = read_records(ROOT / "docs" / "results")
     assert rewrite_blocks(text, records=records) == text, "run: make results"
+
+
+def test_a_verify_cost_record_shows_both_engines_and_the_limit():
+    def cost(engine, nodes, median):
+        return {
+            "engine": engine, "nodes": nodes, "calls": 3, "median": median, "lowest": median / 2, "limit": 0.01,
+            "times_limit": median / 0.01, "times_one": 1.0,
+        }  # fmt: skip
+
+    record = {
+        "kind": "verify-cost",
+        "machine": {"read_gb_per_s": 20.0, "gflop_per_s": 240.0},
+        "costs": [cost("native", 8, 0.02), cost("eager", 8, 0.05), cost("native", 1, 0.015), cost("eager", 1, 0.03)],
+        "manifest": {"threads": 2, "notes": {"target": "t", "context": 256}},
+    }
+    text = rewrite_blocks(DOCUMENT, records={"core-verify": record})
+    assert "| 8 | 50.0 (25.0) | 20.0 (10.0) | 10.0 | 5.00 | 2.00 | 1.00 | 1.00 |" in text
+    assert text.index("| 1 |") < text.index("| 8 |")

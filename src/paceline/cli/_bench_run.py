@@ -167,7 +167,14 @@ def _print(console: Console, record: Mapping[str, Any]) -> None:
 def _rich(table: Table) -> RichTable:
     drawn = RichTable(title=table.title, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD)
     for place, head in enumerate(table.heads):
-        drawn.add_column(head, justify="left" if place == 0 else "right", no_wrap=place > 0, overflow="fold")
+        # The first column may wrap but never vanish: it names the row.
+        drawn.add_column(
+            head,
+            justify="left" if place == 0 else "right",
+            no_wrap=place > 0,
+            overflow="fold",
+            min_width=14 if place == 0 else None,
+        )
     for row in table.rows:
         drawn.add_row(*row)
     return drawn

@@ -216,4 +216,25 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
-RENDERERS: Mapping[str, Callable[[Record], list[Table]]] = {"bench": bench_tables}
+def verify_cost_tables(record: Record) -> list[Table]:
+    """The target call by number of rows, each engine beside the machine's limit."""
+    machine, notes = record["machine"], record["manifest"]["notes"]
+    engines = sorted({cost["engine"] for cost in record["costs"]})
+    found = {(cost["engine"], cost["nodes"]): cost for cost in record["costs"]}
+    rows = []
+    for nodes in sorted({cost["nodes"] for cost in record["costs"]}):
+        costs = [found[engine, nodes] for engine in engines]
+        medians = [f"{cost['median'] * 1e3:.1f} ({cost['lowest'] * 1e3:.1f})" for cost in costs]
+        times = [f"{cost['times_limit']:.2f}" for cost in costs] + [f"{cost['times_one']:.2f}" for cost in costs]
+        rows.append((str(nodes), *medians, f"{costs[0]['limit'] * 1e3:.1f}", *times))
+    heads = (
+        "rows", *(f"{engine}, ms: median (lowest)" for engine in engines), "limit, ms",
+        *(f"{engine} / limit" for engine in engines), *(f"{engine}: t(n) / t(1)" for engine in engines),
+    )  # fmt: skip
+    limits = f"{machine['read_gb_per_s']:.1f} GB/s and {machine['gflop_per_s']:.0f} GFLOP/s"
+    where = f"{notes['target']}, {notes['context']} tokens of context, {record['manifest']['threads']} threads"
+    title = f"Target call of {where}; limit from {limits}"
+    return [Table(title, heads, tuple(rows))]
+
+
+RENDERERS: Mapping[str, Callable[[Record], list[Table]]] = {"bench": bench_tables, "verify-cost": verify_cost_tables}
