@@ -39,7 +39,7 @@ class DraftSection(Section):
 
     name: str = "eagle3"  # a plug-in of drafts/, or a dotted module name
     vocab_size: int | None = Field(default=None, ge=1)  # tokens the draft can propose; None = the target's vocabulary
-    init: Literal["target", "random"] = "target"  # whether its head and last norm start as the target's
+    init: Literal["target", "random"] = "target"  # whether its head starts as the target's
     options: dict[str, JsonValue] = {}  # parsed by the plug-in's own Config
 
 

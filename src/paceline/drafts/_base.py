@@ -56,8 +56,8 @@ class SequentialDraft(nn.Module):
         """The words it can say, read from its weights."""
 
     @abstractmethod
-    def initialise(self, head: Tensor, norm: Tensor | None) -> None:
-        """Start from the target: head [V, H] rows of the draft's words, norm [H] gain before the head (None = ones)."""
+    def initialise(self, head: Tensor) -> None:
+        """Start from the target's head [V, H] instead of from chance alone."""
 
     @abstractmethod
     def fuse(self, taps: Tensor) -> Tensor:

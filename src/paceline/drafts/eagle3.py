@@ -17,6 +17,8 @@ from paceline.ops.rotary import RotarySpec, rotary_tables
 from paceline.ops.vocab import DraftVocab
 from paceline.records import TargetFacts
 
+FC_NOISE = 0.2  # share of the random start that fc keeps beside the pass-through
+
 
 class Eagle3Config(DraftConfig):
     """Sizes of an EAGLE-3 draft.
@@ -107,14 +109,17 @@ class Eagle3(SequentialDraft):
         return DraftVocab(d2t=self.d2t, t2d=self.t2d)
 
     @torch.no_grad()
-    def initialise(self, head: Tensor, norm: Tensor | None) -> None:
-        """Start lm_head from the target's rows of the draft's words and the final norm from the target's.
+    def initialise(self, head: Tensor) -> None:
+        """lm_head starts as the target's rows of the draft's words, fc as "pass the highest tap" and a little noise.
 
-        The published training starts from random rows; the target's are another point of the same network.
+        Another point of the same network than the published random start, and a better one (docs/log.md).  The gain of
+        the target's last norm is left out: it makes the first laws far too sharp.
         """
         self.lm_head.weight.copy_(head[self.vocab.ids.to(head.device)])
-        if norm is not None:
-            self.norm.weight.copy_(norm)
+        width = self.config.target_hidden_size
+        if width == self.config.hidden_size:
+            self.fc.weight.mul_(FC_NOISE)
+            self.fc.weight[:, -width:] += torch.eye(width, device=self.fc.weight.device, dtype=self.fc.weight.dtype)
 
     def fuse(self, taps: Tensor) -> Tensor:
         """Target features [..., K*H] -> [..., Hd]."""

@@ -23,7 +23,6 @@ from paceline.records import TargetFacts
 from paceline.store.checkpoint import DraftInfo, load_draft
 from paceline.store.fingerprint import identify_target
 from paceline.targets._facts import facts_of
-from paceline.targets._norm import final_gain
 from paceline.targets.generic import Target
 from paceline.training.objectives._base import Objective, ObjectivePlugin
 from paceline.training.plan import RunPlan, hold_out
@@ -171,13 +170,13 @@ def _first_draft(
     vocab = DraftVocab.from_counts(counts, size=size, always=always)
     draft = _fresh(plugin, config, vocab, seed=recipe.training.seed)
     if recipe.draft.init == "target":
-        draft.initialise(target.head_weight, final_gain(target.model))
+        draft.initialise(target.head_weight)
     covered = int(counts[vocab.ids].sum()) / int(counts.sum())
     parameters = sum(parameter.numel() for parameter in draft.parameters())
     say(
         f"draft: {recipe.draft.name}, {parameters / 1e6:.2f} M parameters, {vocab.size} of {vocab.target_size} words "
         f"({covered:.1%} of the supervised tokens), taps {', '.join(map(str, draft.taps))}, "
-        f"{'head and last norm start as the target has them' if recipe.draft.init == 'target' else 'random start'}"
+        f"{'head as the target has it, fc passes the highest tap' if recipe.draft.init == 'target' else 'random start'}"
     )
     return draft, DraftInfo(recipe.draft.name, config, identity, notes)
 
