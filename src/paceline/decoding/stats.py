@@ -1,4 +1,4 @@
-"""What happened in a generation: rounds, accepted tokens, acceptance by depth, seconds by phase (methods 2).
+"""What happened in a generation: rounds, accepted tokens, acceptance by depth, seconds by phase (docs/glossary.md).
 
 Counts are kept per row, so that errors can be computed over prompts; nothing here knows how tokens were chosen.
 """

@@ -1,6 +1,6 @@
 """Walk one row's tree with the target's scores: which path is committed, and the target's own token at its end.
 
-Greedy is the limit of the sampling rule (methods 3); the shortcut by argmax is tested against the rule on one-hot
+Greedy is the limit of the sampling rule (docs/papers.md); the shortcut by argmax is tested against the rule on one-hot
 laws.  Processors see the real ids of the path, one call per committed token, exactly as in plain decoding.
 """
 

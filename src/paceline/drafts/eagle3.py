@@ -1,7 +1,7 @@
 """EAGLE-3: one decoder layer on [norm(embedding); norm(feature)], fed its own output before the final norm.
 
 Tensor names and shapes are those of the published checkpoints, so that their weights load (Li et al., "EAGLE-3",
-arXiv 2503.01840; peers 1.2).  The residual is the feature before its norm; the token embedding is the target's.
+arXiv 2503.01840).  The residual is the feature before its norm; the token embedding is the target's.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Eagle3(SequentialDraft):
         self.midlayer = Eagle3Layer(config)
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
-        # A full vocabulary needs no map in the file (peers 1.3).
+        # A full vocabulary needs no map in the file.
         self.register_buffer("d2t", vocab.d2t.clone(), persistent=not vocab.is_full)
         self.register_buffer("t2d", vocab.t2d.clone(), persistent=not vocab.is_full)
 
@@ -148,7 +148,7 @@ class Eagle3(SequentialDraft):
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
-    """Outputs of layers 1, L//2 - 1 and L - 4 (peers 1.1); spread over what there is in a shallower target."""
+    """Outputs of layers 1, L//2 - 1 and L - 4, as published; spread over what there is in a shallower target."""
     if num_layers >= 6:
         return (1, num_layers // 2 - 1, num_layers - 4)
     return tuple(round(i * (num_layers - 1) / 2) for i in range(3))

@@ -1,4 +1,4 @@
-"""The metrics of methods 2 from counted rounds and measured seconds, each with a standard error over prompts.
+"""The metrics of docs/glossary.md from counted rounds and measured seconds, each with a standard error over prompts.
 
 Every metric is a ratio of sums over prompts, so one table of columns gives the figure and, resampled, its error.  It
 knows no target, no file and no clock: what was counted is handed in.

@@ -23,7 +23,7 @@ def cross_entropy(logits: Tensor, *, labels: Tensor) -> Tensor:
 
 
 def soft_cross_entropy(logits: Tensor, *, target: Tensor) -> Tensor:
-    """-sum p log q; EAGLE-3's loss (peers.md 1.4).  logits, target (a law): [..., V] float.  Returns [...] float."""
+    """-sum p log q; EAGLE-3's (arXiv 2503.01840).  logits, target (a law): [..., V] float.  Returns [...] float."""
     log_q = _log_law(logits)
     return -_times_log(_fixed(target, like=log_q), log_q).sum(dim=-1)
 
@@ -56,7 +56,7 @@ def total_variation(logits: Tensor, *, target: Tensor) -> Tensor:
 
 
 def overlap(logits: Tensor, *, target: Tensor) -> Tensor:
-    """sum min(p, q) = 1 - TV, the chance that one drawn token is accepted (methods.md 3).
+    """sum min(p, q) = 1 - TV, the chance that one drawn token is accepted (arXiv 2211.17192).
 
     logits, target (a law): [..., V] float.  Returns [...] float in [0, 1].
     """
@@ -65,7 +65,7 @@ def overlap(logits: Tensor, *, target: Tensor) -> Tensor:
 
 
 def acceptance(logits: Tensor, *, target: Tensor) -> Tensor:
-    """-log sum min(p, q), the `lk` loss (methods.md 6).
+    """-log sum min(p, q), the `lk` loss.
 
     Formed from logarithms, so that it stays finite and has a gradient where p and q hardly meet.
     logits, target (a law): [..., V] float.  Returns [...] float >= 0.
@@ -75,7 +75,7 @@ def acceptance(logits: Tensor, *, target: Tensor) -> Tensor:
 
 
 def acceptance_hybrid(logits: Tensor, *, target: Tensor, eta: float) -> Tensor:
-    """w KL(p || q) + (1 - w) TV(p, q) with w = exp(-eta * overlap), the `lk` hybrid (methods.md 6).
+    """w KL(p || q) + (1 - w) TV(p, q) with w = exp(-eta * overlap), the `lk` hybrid.
 
     KL leads while the laws hardly meet and TV when they do.  The weight carries no gradient [ours].
     logits, target (a law): [..., V] float.  eta: >= 0; 0 is plain KL.  Returns [...] float >= 0.

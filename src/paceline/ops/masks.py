@@ -24,7 +24,7 @@ def causal_mask(length: int, *, window: int | None = None) -> Tensor:
 
 
 def unrolled_mask(documents: Tensor, *, step: int, window: int | None = None) -> Tensor:
-    """Attention of unroll step j in EAGLE-3's training-time test (peers.md 1.4).
+    """Attention of unroll step j in EAGLE-3's training-time test (arXiv 2503.01840).
 
     The keys of all steps so far lie one after the other: T of step 0, T of step 1, ..., T of step j. A query at index
     t of step j stands for position t + j of a draft that left the text at t: it sees step 0 up to t, and of each later

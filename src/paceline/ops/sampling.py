@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.errors import ConfigError
 
 # Below this a temperature means "greedy": 1 / 1e-5 would overflow nothing in float32, but no draw could tell the
-# resulting law from the one-hot limit. The same threshold as the published EAGLE decoder (peers.md 1.8).
+# resulting law from the one-hot limit. The same threshold as the published EAGLE decoder.
 GREEDY_TEMPERATURE = 1e-5
 
 

@@ -1,7 +1,7 @@
 """The two vocabularies: which target tokens a draft can say, and how laws and ids pass between them.
 
 Draft ids are given out in ascending order of target id, and the stored table holds offsets:
-target id = draft id + d2t[draft id] (peers.md 1.3). It knows no tokenizer: which ids are special is the caller's word.
+target id = draft id + d2t[draft id] (as EAGLE-3). It knows no tokenizer: which ids are special is the caller's word.
 """
 
 from collections.abc import Iterable

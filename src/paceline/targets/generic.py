@@ -25,13 +25,6 @@ NATIVE_ROWS = 256  # rows of a call (batch times nodes) up to which the native f
 VIEW_STEP = 64  # slots shown to attention grow in steps, so that few shapes occur and short contexts stay cheap
 
 
-def default_taps(num_layers: int) -> tuple[int, ...]:
-    """EAGLE-3's taps low, mid, high as 0-based layer outputs (peers 1.1), clamped for models under six layers."""
-    if num_layers < 6:
-        return tuple(sorted({0, num_layers // 2, num_layers - 1}))
-    return (1, num_layers // 2 - 1, num_layers - 4)
-
-
 class Target:
     """A frozen causal language model that scores proposals.
 

@@ -2,7 +2,7 @@
 
 Draft row t pairs the target's features at t with the embedding of token t + 1 and predicts token t + 2; in unroll step
 j everything but the features moves j further.  A row is trained only where decoding would use it: the token it is fed
-and every token up to the one it predicts belong to the same answer (peers 1.4: the published masks are off by one).
+and every token up to the one it predicts belong to the same answer (the published masks are off by one).
 """
 
 from __future__ import annotations

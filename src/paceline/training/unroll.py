@@ -1,7 +1,7 @@
 """Multi-step teacher-forced unrolling: what the draft would compute after j accepted tokens, for all rows at once.
 
-EAGLE-3's training-time test (peers 1.4): the query of step j at row t sees the step-0 keys up to t and, of each later
-step, the key of its own row; positions are t + j.  Only rows that some loss needs are run; step-0 keys exist for all.
+EAGLE-3's training-time test (arXiv 2503.01840): the query of step j at row t sees the step-0 keys up to t and, of each
+later step, the key of its own row; positions are t + j.  Only rows that a loss needs are run; all have step-0 keys.
 """
 
 from __future__ import annotations
