@@ -15,8 +15,8 @@ from fixtures_native import FAMILIES, family, ids, random_tree, tree
 from paceline.decoding.plan import ProposalPlan
 from paceline.drafts.ngram import Ngram, NgramConfig
 from paceline.errors import TargetError
-from paceline.targets._native.build import PORTABLE, TUNING, build_library
-from paceline.targets._native.library import Library
+from paceline.native.build import PORTABLE, TUNING, build_library
+from paceline.native.library import Library
 from paceline.targets.generic import Target
 
 TUNINGS = {"native": TUNING, "portable": ((*PORTABLE, "-O1"),)}
@@ -37,7 +37,7 @@ def pair(name: str, library: Library | None = None, **changes: Any) -> tuple[Tar
     assert (native.engine, eager.engine) == ("native", "eager")
     if library is not None:
         assert native._native is not None
-        native._native._library = library
+        native._native.library = library
     return native, eager
 
 

@@ -9,7 +9,7 @@ FLOORS = (
     {"records", "errors", "shipped"},
     {"ops"},
     {"plugins", "toml", "cache", "machine"},
-    {"config"},
+    {"config", "native"},
     {"targets", "drafts"},
     {"decoding", "store"},
     {"data"},

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.targets._native import build
-from paceline.targets._native.build import Unavailable, build_library, find_compiler
-from paceline.targets._native.library import Library
+from paceline.native import build
+from paceline.native.build import Unavailable, build_library, find_compiler
+from paceline.native.library import Library
 
 FAKE = """#!{python}
 import pathlib, sys

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from paceline.cache import KVCache
 from paceline.decoding.grow import Level, ranked_tree, sampled_tree
+from paceline.decoding.level import choose_level
 from paceline.decoding.plan import ProposalPlan
 from paceline.decoding.sampling import DraftSampling, RowDice
 from paceline.drafts._base import DraftOutput, LookupDraft, SequentialDraft
-from paceline.ops import masks, tree
+from paceline.ops import tree
 from paceline.records import Tree
 from paceline.targets.generic import Target
 
@@ -147,11 +148,12 @@ class SequentialProposer(Proposer):
     """A sequential draft: its own cache over committed positions, grown by one tree level per call."""
 
     def __init__(self, draft: SequentialDraft, target: Target, plan: ProposalPlan, sampling: DraftSampling) -> None:
-        self.draft, self.target, self.plan, self.sampling = draft, target, plan, sampling
+        self.draft, self.plan, self.sampling = draft, plan, sampling
         self.taps = draft.taps
         self.cache = KVCache(0, capacity=0)
+        self._run = choose_level(draft, target)
         self._root = DraftOutput(torch.empty(0), torch.empty(0))
-        self._known = torch.empty(0)
+        self._seen = torch.empty(0)  # [B, n, above] bool, of the level above
 
     def begin(self, batch: int, *, capacity: int) -> None:
         """An empty draft cache with room for the scratch nodes of a proposal."""
@@ -163,18 +165,14 @@ class SequentialProposer(Proposer):
         assert taps is not None, "a sequential draft reads the target's taps"
         counts = [len(row) for row in tokens]
         ids = tree.stack(tokens, fill=0)
-        count = ids.shape[1]
-        causal = torch.ones(count, count, dtype=torch.bool).tril().expand(len(tokens), -1, -1)
-        steps = torch.arange(count).expand(len(tokens), -1)
-        lengths = torch.tensor(self.cache.lengths)
-        slots = lengths[:, None] + steps
-        known = masks.prefix_slots(lengths, capacity=self._view(count))
-        visible = masks.prefix_tree_mask(known, tree_mask=causal, tree_slots=slots, tree_positions=slots)
-        features = self.draft.fuse(taps[:, :count])
-        output = self._level(ids, features, slots=slots, positions=slots, visible=visible)
+        batch, count = ids.shape
+        causal = torch.ones(count, count, dtype=torch.bool).tril().expand(batch, -1, -1)
+        last = torch.arange(batch) * count + torch.tensor(counts) - 1
+        self._root = self._run(
+            self.cache, ids, self.draft.fuse(taps[:, :count]), depths=torch.arange(count).expand(batch, -1),
+            seen=causal, above=0, wanted=last[:, None],
+        )  # fmt: skip
         self.cache.commit([range(count) for count in counts])
-        rows, last = torch.arange(len(tokens)), torch.tensor(counts) - 1
-        self._root = DraftOutput(output.logits[rows, last][:, None], output.hidden[rows, last][:, None])
 
     @torch.no_grad()
     def propose(self, roots: Sequence[int], *, limits: Sequence[int], dice: Sequence[RowDice]) -> Tree:
@@ -182,10 +180,7 @@ class SequentialProposer(Proposer):
         depth = min(self.plan.depth, max(limits))
         if depth < 1:
             return pack_trees([[-1] for _ in roots], [[root] for root in roots])
-        lengths = torch.tensor(self.cache.lengths)
-        view = self._view(self.plan.scratch)
-        self._known = torch.arange(view)[None, :] < lengths[:, None]  # [B, view]
-        self._lengths, self._offset, self._above = lengths, 0, self._known[:, None, :]
+        self._seen = torch.zeros(len(roots), 1, 0, dtype=torch.bool)
         grow = sampled_tree if self.plan.law == "sampled" else ranked_tree
         return grow(
             roots, self._root, plan=self.plan, depth=depth, limits=limits, expand=self._expand,
@@ -197,30 +192,13 @@ class SequentialProposer(Proposer):
         self.cache.keep_rows(rows)
 
     def _expand(self, level: Level) -> DraftOutput:
-        """Run one tree level; visibility of a node = its parent's, plus itself."""
-        count = level.tokens.shape[1]
-        slots = (self._lengths + self._offset)[:, None] + torch.arange(count)
-        index = level.parents[:, :, None].expand(-1, -1, self._above.shape[-1])
-        visible = self._above.gather(1, index).scatter(2, slots[:, :, None], True)
-        positions = (self._lengths + level.depth - 1)[:, None].expand(-1, count)
-        self._offset += count
-        self._above = visible
-        return self._level(level.tokens, level.hidden, slots=slots, positions=positions, visible=visible[:, None])
-
-    def _level(
-        self, ids: Tensor, features: Tensor, *, slots: Tensor, positions: Tensor, visible: Tensor
-    ) -> DraftOutput:
-        device = self.target.device
-        start = int(slots[0, 0]) if len(slots) == 1 or bool((slots == slots[:1]).all()) else None
-        self.cache.place(slots.to(device), view=visible.shape[-1], start=start)
-        return self.draft.level(
-            self.target.embed(ids.to(device)).to(features.dtype),
-            features,
-            positions=positions.to(device),
-            visible=visible.to(device),
-            cache=self.cache,
-        )
-
-    def _view(self, more: int) -> int:
-        needed = max(self.cache.lengths) + more
-        return min(self.cache.capacity, -(-needed // 64) * 64)
+        """Run one tree level; a node sees what its parent saw, and itself."""
+        batch, count = level.tokens.shape
+        above = self._seen.shape[-1]
+        index = level.parents[:, :, None].expand(-1, -1, above)
+        itself = torch.eye(count, dtype=torch.bool).expand(batch, -1, -1)
+        self._seen = torch.cat([self._seen.gather(1, index), itself], dim=-1)
+        return self._run(
+            self.cache, level.tokens, level.hidden, depths=torch.full((batch, count), level.depth - 1),
+            seen=self._seen, above=above, wanted=torch.arange(batch * count).view(batch, count),
+        )  # fmt: skip

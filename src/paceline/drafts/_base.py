@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from paceline.cache import KVCache
-from paceline.drafts._layers import Attention
+from paceline.drafts._layers import Attention, LayerParts
 from paceline.ops.vocab import DraftVocab
 from paceline.records import TargetFacts
 
@@ -84,14 +84,16 @@ class SequentialDraft(nn.Module):
     def head_weight(self) -> Tensor:
         """[W, Hd] rows of the head, without bias."""
 
+    def layer_parts(self) -> LayerParts | None:
+        """For the native forward, which runs `level`, `head_input` and the head as one call; None for other layers."""
+        return None
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., Hd] -> [..., W]."""
         return nn.functional.linear(self.head_input(hidden), self.head_weight)
 
-    def level(
-        self, embeds: Tensor, features: Tensor, *, positions: Tensor, visible: Tensor, cache: KVCache
-    ) -> DraftOutput:
-        """Run nodes whose cache slots have been placed.
+    def level(self, embeds: Tensor, features: Tensor, *, positions: Tensor, visible: Tensor, cache: KVCache) -> Tensor:
+        """Run nodes whose cache slots have been placed; returns their hidden states [B, n, Hd].
 
         embeds: [B, n, H] embeddings of the nodes' tokens.  features: [B, n, Hd], fused taps or the parent's hidden.
         positions: [B, n] int64.  visible: [B, 1, n, view] bool, cache slots each node may attend to (its own included).
@@ -101,8 +103,7 @@ class SequentialDraft(nn.Module):
         keys, values = self.attention.keys_values(inputs, cos=cos, sin=sin)
         keys, values = cache.write(0, keys=keys, values=values)
         queries = self.attention.queries(inputs, cos=cos, sin=sin)
-        hidden = self.finish(features, self.attention.attend(queries, keys, values, mask=visible))
-        return DraftOutput(self.logits(hidden), hidden)
+        return self.finish(features, self.attention.attend(queries, keys, values, mask=visible))
 
 
 class LookupDraft(Protocol):

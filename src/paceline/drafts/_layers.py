@@ -5,6 +5,8 @@ No part knows a tree, a target or a training step: rotary tables, keys and masks
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -83,3 +85,19 @@ class Attention(nn.Module):
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
         return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """What a draft's layer is made of where it is a Llama layer on [norm(embedding); norm(feature)].
+
+    embed_norm, feature_norm: before attention.  mlp_norm: before the MLP.  norm, head: after the layer.
+    """
+
+    embed_norm: RMSNorm
+    feature_norm: RMSNorm
+    attention: Attention
+    mlp_norm: RMSNorm
+    mlp: GatedMLP
+    norm: RMSNorm
+    head: nn.Linear

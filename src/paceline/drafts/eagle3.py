@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from paceline.drafts._base import DraftConfig, DraftPlugin, SequentialDraft
-from paceline.drafts._layers import Attention, GatedMLP, RMSNorm
+from paceline.drafts._layers import Attention, GatedMLP, LayerParts, RMSNorm
 from paceline.errors import ConfigError
 from paceline.ops.rotary import RotarySpec, rotary_tables
 from paceline.ops.vocab import DraftVocab
@@ -145,6 +145,14 @@ class Eagle3(SequentialDraft):
     def head_weight(self) -> Tensor:
         """[W, Hd]."""
         return self.lm_head.weight
+
+    def layer_parts(self) -> LayerParts:
+        """A Llama layer on [norm(embedding); norm(feature)]."""
+        layer = self.midlayer
+        return LayerParts(
+            layer.input_layernorm, layer.hidden_norm, layer.self_attn, layer.post_attention_layernorm, layer.mlp,
+            self.norm, self.lm_head,
+        )  # fmt: skip
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:

@@ -74,7 +74,8 @@ def prefix_tree_mask(
     """A draft tree behind a committed prefix, each row with its own length, holes and padding.
 
     slot_positions: [B, S] int64, position of the committed key in each slot, -1 where there is none.
-    tree_mask: [B, N, N] bool, ancestor-or-self.  tree_slots: [B, N] int64, the slot where each node's key is written;
+    tree_mask: [B, N, M] bool, which of M nodes behind the prefix each of N sees, itself included; M = N with a window.
+    tree_slots: [B, M] int64, the slot where each node's key is written;
     whatever a slot held before is replaced, and no two nodes of a row share one.
     tree_positions: [B, N] int64.  window: sliding window or None.
     Returns [B, 1, N, S] bool.

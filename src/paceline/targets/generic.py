@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import TargetError
+from paceline.native.library import Library
 from paceline.ops import masks
 from paceline.records import Scores
 from paceline.targets import _native
@@ -82,6 +83,16 @@ class Target:
             self._is_chosen = True
             self._native = _native.choose(self.model, eager=self._score_eager, name=self.name)
         return "eager" if self._native is None else "native"
+
+    @property
+    def library(self) -> Library | None:
+        """The compiled forward that small calls run on, which a draft may share; None on torch eager."""
+        return self._native.library if self.engine == "native" and self._native is not None else None
+
+    @property
+    def embed_weight(self) -> Tensor:
+        """[V, H] rows that the embedding looks up; some families scale them before the first layer."""
+        return self.model.get_input_embeddings().weight
 
     @property
     def head_weight(self) -> Tensor:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from paceline.targets._native.build import Unavailable, build_library
-from paceline.targets._native.library import Library
+from paceline.native.build import Unavailable, build_library
+from paceline.native.library import Library
 from paceline.targets._native.model import NativeForward
 from paceline.targets._native.parts import Parts
 from paceline.targets._native.probe import EagerScore, compare

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.native import library
+from paceline.native.build import Unavailable
 from paceline.targets import _transformers as tf
-from paceline.targets._native import library
-from paceline.targets._native.build import Unavailable
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary types whose angles change with the longest position so far
@@ -51,8 +51,9 @@ class Parts:
         self.vocab = int(model.lm_head.out_features)
         self.struct = library.Model(
             layers=self.layers, hidden=self.hidden, heads=self.heads, key_heads=self.key_heads, width=self.width,
-            inner=int(config.intermediate_size), vocab=self.vocab, eps=float(decoder.norm.variance_epsilon),
-            scale=float(attention.scaling), embed=self._weight(decoder.embed_tokens, (self.vocab, self.hidden)),
+            inner=int(config.intermediate_size), vocab=self.vocab, words=self.vocab,
+            eps=float(decoder.norm.variance_epsilon), scale=float(attention.scaling),
+            embed=self._weight(decoder.embed_tokens, (self.vocab, self.hidden)),
             norm=self._weight(decoder.norm, (self.hidden,)), head=self._matrix(model.lm_head),
             layer=ctypes.addressof(self._keep),
         )  # fmt: skip

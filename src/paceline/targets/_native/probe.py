@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from paceline.native.build import Unavailable
 from paceline.records import Scores
 from paceline.targets._cache import TargetCache
-from paceline.targets._native.build import Unavailable
 from paceline.targets._native.model import NativeForward
 
 TOLERANCE = 1e-4  # of the largest number; rounding is below 1e-5

@@ -1,4 +1,4 @@
-// What Python hands over: model.py mirrors these structs field by field.
+// What Python hands over: library.py mirrors these structs field by field.
 // Letters: B batch, N nodes, H hidden, A heads, C head width, I inner width, V vocabulary, K taps.
 #pragma once
 
@@ -12,18 +12,19 @@ struct Layer {
   int64_t window;                                // sliding window in positions, 0 for none
 };
 struct Model {
-  int64_t layers, hidden, heads, key_heads, width, inner, vocab;
+  int64_t layers, hidden, heads, key_heads, width, inner, vocab, words;  // vocab: rows of head; words: rows of embed
   float eps, scale;
-  const float *embed, *norm;
+  const float *embed, *embed_norm, *norm;  // embed_norm: a draft's layer reads [embed_norm(embedding); norm1(x)]; or null
   Matrix head;
   const Layer* layer;
 };
 typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);  // GOMP_parallel of torch's own OpenMP, or null
 typedef int (*Ask)();
 struct Call {
-  int64_t batch, nodes, capacity, wanted, taps, threads;
+  int64_t batch, nodes, above, capacity, wanted, taps, threads;  // above: nodes that lie behind the lengths already
   const int64_t *tokens, *depths, *lengths;  // [B, N], [B, N], [B]
-  const uint8_t* mask;                       // [B, N, N], ancestors and self
+  const float* features;                     // [B, N, H], where a draft's residual starts; null: at the embeddings
+  const uint8_t* mask;                       // [B, N, above + N], ancestors and self
   const float *cos, *sin;                    // [positions, C]
   float *const *keys, *const *values;        // per layer [B, key heads, capacity, C]
   const int64_t *rows, *tap_layers;          // [wanted] rows of B * N whose logits are wanted; [K]

@@ -10,7 +10,7 @@ from ctypes import c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.targets._native.build import Unavailable
+from paceline.native.build import Unavailable
 
 
 class Matrix(ctypes.Structure):
@@ -33,9 +33,9 @@ class Model(ctypes.Structure):
     """A model: sizes and where its weights lie."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("layers", "hidden", "heads", "key_heads", "width", "inner", "vocab")),
-        ("eps", c_float), ("scale", c_float), ("embed", c_void_p), ("norm", c_void_p), ("head", Matrix),
-        ("layer", c_void_p),
+        *((name, c_int64) for name in ("layers", "hidden", "heads", "key_heads", "width", "inner", "vocab", "words")),
+        ("eps", c_float), ("scale", c_float), ("embed", c_void_p), ("embed_norm", c_void_p), ("norm", c_void_p),
+        ("head", Matrix), ("layer", c_void_p),
     )  # fmt: skip
 
 
@@ -43,9 +43,9 @@ class Call(ctypes.Structure):
     """One forward call."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("batch", "nodes", "capacity", "wanted", "taps", "threads")),
-        *((name, c_void_p) for name in ("tokens", "depths", "lengths", "mask", "cos", "sin", "keys", "values")),
-        *((name, c_void_p) for name in ("rows", "tap_layers", "logits", "tapped")),
+        *((name, c_int64) for name in ("batch", "nodes", "above", "capacity", "wanted", "taps", "threads")),
+        *((name, c_void_p) for name in ("tokens", "depths", "lengths", "features", "mask")),
+        *((name, c_void_p) for name in ("cos", "sin", "keys", "values", "rows", "tap_layers", "logits", "tapped")),
         *((name, c_void_p) for name in ("parallel", "thread_number", "thread_count")),
     )
 

@@ -9,6 +9,8 @@
 //   they would if they were committed.  So a node's logits are the same bits scored alone, in a chain, or in a tree.
 // * Attention reads lengths and a node mask, not a [rows, slots] mask; slots nobody may see are never touched.
 //
+// A draft's layer is the same walk: its residual starts at given features, and it reads the embedding beside them.
+//
 // It knows neither Python nor torch.
 // Compile without -ffast-math: infinities mark what is masked, and the order of sums is meant.
 
@@ -48,6 +50,9 @@ class Barrier {
   std::atomic<int> arrived_{0}, phase_{0};
 };
 
+// How many numbers of a row q, k and v read.
+int64_t inputs(const Model& m) { return m.embed_norm ? 2 * m.hidden : m.hidden; }
+
 // The activations of a call: rows [n, ...] of every step, then attention's scratch of each thread.
 struct Work {
   std::unique_ptr<float[]> memory;
@@ -57,9 +62,9 @@ struct Work {
   Work(const Model& m, const Call& c) {
     int64_t n = c.batch * c.nodes, A = m.heads * m.width, KV = m.key_heads * m.width, longest = 0;
     for (int64_t b = 0; b < c.batch; b++) longest = std::max(longest, c.lengths[b]);
-    scratch_of_thread = m.width * W + std::min<int64_t>(CHUNK, c.nodes * m.heads / m.key_heads) * (longest + c.nodes + 3 * W);
+    scratch_of_thread = m.width * W + std::min<int64_t>(CHUNK, c.nodes * m.heads / m.key_heads) * (longest + c.above + c.nodes + 3 * W);
     scratch_of_thread = (scratch_of_thread + 15) / 16 * 16;
-    int64_t sizes[] = {n * m.hidden, std::max(n, c.wanted) * m.hidden, n * A, n * KV, n * KV, n * A, n * m.inner, n * m.inner, c.threads * scratch_of_thread};
+    int64_t sizes[] = {n * m.hidden, std::max(n * inputs(m), c.wanted * m.hidden), n * A, n * KV, n * KV, n * A, n * m.inner, n * m.inner, c.threads * scratch_of_thread};
     float** places[] = {&x, &normed, &q, &k, &v, &mixed, &gate, &up, &scratch};
     int64_t total = 0;
     for (int64_t size : sizes) total += size;
@@ -94,7 +99,7 @@ void rotate_and_store(Job& job, const Layer& layer, int64_t index, int t, int T)
     }
     if (is_query) continue;
     float* buffer = is_value ? c.values[index] : c.keys[index];
-    memcpy(buffer + ((b * m.key_heads + key_head) * c.capacity + c.lengths[b] + r % c.nodes) * C, a, C * sizeof(float));
+    memcpy(buffer + ((b * m.key_heads + key_head) * c.capacity + c.lengths[b] + c.above + r % c.nodes) * C, a, C * sizeof(float));
   }
 }
 
@@ -121,27 +126,38 @@ void gate_by_silu(float* gate, const float* up, int64_t n, int64_t inner, Range 
     }
 }
 
-void norm_rows(const float* x, const float* weight, float* y, int64_t n, const Model& m, int t, int T) {
+// ldy: floats from a row of y to the next.
+void norm_rows(const float* x, const float* weight, float* y, int64_t ldy, int64_t n, const Model& m, int t, int T) {
   Range mine = share(n, 1, t, T);
-  for (int64_t r = mine.from; r < mine.to; r++) rms_norm(x + r * m.hidden, weight, y + r * m.hidden, m.hidden, m.eps);
+  for (int64_t r = mine.from; r < mine.to; r++) rms_norm(x + r * m.hidden, weight, y + r * ldy, m.hidden, m.eps);
+}
+
+// What q, k and v read: norm1(x), behind the normed embedding where the layer is a draft's.
+void norm_inputs(Job& job, const Layer& l, int t, int T) {
+  const Model& m = job.m; const Call& c = job.c;
+  const int64_t H = m.hidden, D = inputs(m), n = c.batch * c.nodes;
+  norm_rows(job.work.x, l.norm1, job.work.normed + (D - H), D, n, m, t, T);
+  Range mine = share(m.embed_norm ? n : 0, 1, t, T);
+  for (int64_t r = mine.from; r < mine.to; r++) rms_norm(m.embed + c.tokens[r] * H, m.embed_norm, job.work.normed + r * D, H, m.eps);
 }
 
 // What thread t of T does.
 void walk(Job& job, int t, int T) {
   const Model& m = job.m; const Call& c = job.c; Work& w = job.work;
-  const int64_t n = c.batch * c.nodes, H = m.hidden, A = m.heads * m.width, KV = m.key_heads * m.width;
+  const int64_t n = c.batch * c.nodes, H = m.hidden, D = inputs(m), A = m.heads * m.width, KV = m.key_heads * m.width;
   auto meet = [&] { job.barrier.wait(T); };
   const Range embed = share(n, 1, t, T), q = share(A, BLOCK, t, T), kv = share(KV, BLOCK, t, T), h = share(H, BLOCK, t, T);
   const Range inner = share(m.inner, 2 * BLOCK, t, T), vocab = share(m.vocab, BLOCK, t, T);
-  for (int64_t r = embed.from; r < embed.to; r++) memcpy(w.x + r * H, m.embed + c.tokens[r] * H, H * sizeof(float));
+  for (int64_t r = embed.from; r < embed.to; r++) 
+    memcpy(w.x + r * H, c.features ? c.features + r * H : m.embed + c.tokens[r] * H, H * sizeof(float));
   for (int64_t i = 0; i < m.layers; i++) {
     const Layer& l = m.layer[i];
-    const float* next = i + 1 < m.layers ? m.layer[i + 1].q.weight + q.from * H : m.head.weight + vocab.from * H;
-    norm_rows(w.x, l.norm1, w.normed, n, m, t, T);
+    const float* next = i + 1 < m.layers ? m.layer[i + 1].q.weight + q.from * D : m.head.weight + vocab.from * H;
+    norm_inputs(job, l, t, T);
     meet();
-    product(w.normed, n, H, l.q, q, w.q, A, false, l.k.weight + kv.from * H, H);
-    product(w.normed, n, H, l.k, kv, w.k, KV, false, l.v.weight + kv.from * H, H);
-    product(w.normed, n, H, l.v, kv, w.v, KV, false, l.o.weight + h.from * A, A);
+    product(w.normed, n, D, l.q, q, w.q, A, false, l.k.weight + kv.from * D, D);
+    product(w.normed, n, D, l.k, kv, w.k, KV, false, l.v.weight + kv.from * D, D);
+    product(w.normed, n, D, l.v, kv, w.v, KV, false, l.o.weight + h.from * A, A);
     meet();
     rotate_and_store(job, l, i, t, T);
     meet();
@@ -149,13 +165,13 @@ void walk(Job& job, int t, int T) {
     meet();
     product(w.mixed, n, A, l.o, h, w.x, H, true, l.gate.weight + inner.from * H, H);
     meet();
-    norm_rows(w.x, l.norm2, w.normed, n, m, t, T);
+    norm_rows(w.x, l.norm2, w.normed, H, n, m, t, T);
     meet();
     product(w.normed, n, H, l.gate, inner, w.gate, m.inner, false, l.up.weight + inner.from * H, H);
     product(w.normed, n, H, l.up, inner, w.up, m.inner, false, l.down.weight + h.from * m.inner, m.inner);
     gate_by_silu(w.gate, w.up, n, m.inner, inner);
     meet();
-    product(w.gate, n, m.inner, l.down, h, w.x, H, true, next, H);
+    product(w.gate, n, m.inner, l.down, h, w.x, H, true, next, i + 1 < m.layers ? D : H);
     meet();
     for (int64_t k = 0; k < c.taps; k++)
       if (c.tap_layers[k] == i)
@@ -183,8 +199,8 @@ extern "C" int64_t paceline_layout() {
 // depth that no node of such a tree can have.
 extern "C" int paceline_forward(const Model* m, const Call* c) {
   for (int64_t r = 0; r < c->batch * c->nodes; r++) {
-    if (c->tokens[r] < 0 || c->tokens[r] >= m->vocab) return 1;
-    if (c->depths[r] < 0 || c->depths[r] >= c->nodes) return 3;
+    if (c->tokens[r] < 0 || c->tokens[r] >= m->words) return 1;
+    if (c->depths[r] < 0 || c->depths[r] >= c->above + c->nodes) return 3;
   }
   try {
     Trees trees(*c);

@@ -11,18 +11,21 @@
 constexpr int CHUNK = 48;              // queries of one key head that share a pass over the keys
 constexpr int PV = MANY ? 4 : 2;       // vectors of a head computed together
 
-// Per row of B * N: the nodes it sees, ascending.  A chain (node j sees exactly 0..j, at depth j) needs no list.
+// Per row of B * N: the nodes it sees, ascending, those above counted first.  A chain (node j sees exactly 0..j, at
+// depth j) needs no list.
 struct Trees {
   std::vector<int32_t> seen, count;
   std::vector<uint8_t> chain;
-  explicit Trees(const Call& c) : seen(c.batch * c.nodes * c.nodes), count(c.batch * c.nodes), chain(c.batch, 1) {
+  int64_t line;  // nodes that a row may see
+  explicit Trees(const Call& c) : count(c.batch * c.nodes), chain(c.batch, c.above == 0), line(c.above + c.nodes) {
+    seen.resize(c.batch * c.nodes * line);
     for (int64_t r = 0; r < c.batch * c.nodes; r++) {
       int32_t found = 0;
-      for (int64_t j = 0; j < c.nodes; j++)
-        if (c.mask[r * c.nodes + j]) seen[r * c.nodes + found++] = (int32_t)j;
+      for (int64_t j = 0; j < line; j++)
+        if (c.mask[r * line + j]) seen[r * line + found++] = (int32_t)j;
       count[r] = found;
       int64_t own = r % c.nodes;
-      if (found != own + 1 || seen[r * c.nodes + own] != own || c.depths[r] != own) chain[r / c.nodes] = 0;
+      if (found != own + 1 || seen[r * line + own] != own || c.depths[r] != own) chain[r / c.nodes] = 0;
     }
   }
 };
@@ -106,6 +109,7 @@ template <int M> static void values_of(const Query* q, const float* values, int6
 }
 
 // Queries [from, to) of row b and key head h; query m is node m / G, head m % G of those that share the key head.
+// A sliding window asks for the depths of all nodes, so it takes no nodes above.
 static void attend(const Model& m, const Call& c, const Layer& layer, const Trees& trees, const float* keys, const float* values,
                    const float* q, float* out, int64_t b, int64_t h, int64_t from, int64_t to, float* scratch) {
   const int64_t C = m.width, G = m.heads / m.key_heads, N = c.nodes, length = c.lengths[b], count = to - from;
@@ -116,7 +120,7 @@ static void attend(const Model& m, const Call& c, const Layer& layer, const Tree
   int64_t first = length;
   for (int64_t node = from / G; node <= (to - 1) / G; node++) first = std::min(first, oldest(node));
   first = first / W * W;  // a position keeps its lane whatever the window
-  const int64_t end = length + (chain ? (to - 1) / G + 1 : N), common = (chain ? end : length) - first;
+  const int64_t end = length + (chain ? (to - 1) / G + 1 : trees.line), common = (chain ? end : length) - first;
   const int64_t line = (end - first + W - 1) / W * W + W;
   float* turned = scratch; scratch += C * W;
   Query queries[CHUNK];
@@ -136,7 +140,7 @@ static void attend(const Model& m, const Call& c, const Layer& layer, const Tree
     int64_t node = (from + i) / G, row = b * N + node, low = std::max(oldest(node) - first, (int64_t)0), keep;
     if (chain) keep = length + node + 1 - first;
     else {  // close the gaps between the node's ancestors: its scores then stand as if the path were committed
-      const int32_t* seen = trees.seen.data() + row * N;
+      const int32_t* seen = trees.seen.data() + row * trees.line;
       int32_t total = trees.count[row], skip = 0;
       while (layer.window && skip < total && c.depths[b * N + seen[skip]] <= c.depths[row] - layer.window) skip++;
       one.nodes = seen + skip; one.num_nodes = total - skip;
