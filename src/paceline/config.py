@@ -69,7 +69,9 @@ class TrainingSection(Section):
     epochs: float | None = Field(default=None, gt=0)
     tokens_per_batch: int = Field(default=4096, ge=1)  # tokens of one micro-batch, padding included
     accumulation: int = Field(default=1, ge=1)  # micro-batches in one optimiser step
-    learning_rate: float = Field(default=1e-4, gt=0)
+    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the layer's matrices; the head stays with AdamW
+    learning_rate: float = Field(default=1e-4, gt=0)  # AdamW's peak
+    muon_learning_rate: float = Field(default=0.02, gt=0)  # Muon's peak, on the same schedule
     warmup_steps: int = Field(default=100, ge=0)
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)  # the cosine ends at this share of learning_rate
     betas: tuple[float, float] = (0.9, 0.95)  # EAGLE-3's AdamW

@@ -29,6 +29,7 @@ from paceline.errors import ConfigError, DataError
 from paceline.records import LossTerms
 from paceline.store.checkpoint import load_draft
 from paceline.store.training_state import saved_states
+from paceline.training.optimizers import Optimizers
 from paceline.training.prepare import prepare
 from paceline.training.sources import FrozenTarget, OnlineFeatures
 from paceline.training.trainer import Trainer, train
@@ -106,15 +107,46 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, target, kill, straight):
     assert same(*(load_draft(out / "best").draft.state_dict() for out in runs))
 
 
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory, target):
+@pytest.fixture(scope="module", params=["adamw", "muon"])
+def straight(tmp_path_factory, target, request):
     """(recipe, result, folder) of a run of nine steps without an interruption."""
     folder = tmp_path_factory.mktemp("straight")
     changes = ["training.steps=9", "training.accumulation=3", "training.save_every=2", "training.validate_every=3"]
     changes.append("training.log_every=4")  # a line sums steps from before and after a kill
+    changes.append(f"training.optimizer={request.param}")
     recipe = recipe_of(write_rows(folder / "rows.jsonl", count=24), *changes)
     result, _ = run(recipe, folder / "out", target)
     return recipe, result, folder / "out"
+
+
+def test_muon_moves_the_layers_matrices_and_adamw_the_head_and_the_gains(rows, target):
+    recipe = recipe_of(
+        rows, "training.optimizer=muon", "training.muon_learning_rate=0.5", "training.learning_rate=0.25"
+    )
+    draft = prepare(recipe, target=target, init_from=None, say=lambda line: None).draft
+    optimizers = Optimizers(draft, recipe.training)
+    before = {name: weight.detach().clone() for name, weight in draft.named_parameters()}
+    torch.manual_seed(0)
+    for weight in draft.parameters():
+        weight.grad = torch.randn_like(weight)
+    optimizers.step(share=0.5)
+    moved = {name: weight.detach() - before[name] for name, weight in draft.named_parameters()}
+    for name, change in moved.items():
+        if change.dim() == 2 and name != "lm_head.weight":  # all directions alike, 0.2 sqrt(longer side) of the rate
+            strengths = torch.linalg.svdvals(change) / (0.25 * 0.2 * max(change.shape) ** 0.5)
+            assert float(strengths.min()) > 0.5 and float(strengths.max()) < 1.4, name
+        else:  # the first step of Adam: the sign of the gradient times the rate
+            assert torch.allclose(change.abs(), torch.full_like(change, 0.125), rtol=1e-4), name
+    kinds = {name.partition(".")[0] for name, _ in optimizers.state()}
+    assert kinds == {"momentum_buffer", "step", "exp_avg", "exp_avg_sq"}
+
+
+def test_muon_on_a_torch_that_lacks_it_is_refused(rows, target, monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon")
+    recipe = recipe_of(rows, "training.optimizer=muon")
+    draft = prepare(recipe, target=target, init_from=None, say=lambda line: None).draft
+    with pytest.raises(ConfigError, match="muon needs torch"):
+        Optimizers(draft, recipe.training)
 
 
 def test_a_torn_state_is_passed_over(tmp_path, rows, target):

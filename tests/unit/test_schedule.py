@@ -5,11 +5,11 @@ import math
 
 import pytest
 
-from paceline.training.schedule import learning_rate
+from paceline.training.schedule import peak_share
 
 
-def rates(total, warmup, *, peak=1.0, min_ratio=0.1):
-    return [learning_rate(step, total=total, warmup=warmup, peak=peak, min_ratio=min_ratio) for step in range(total)]
+def rates(total, warmup, *, min_ratio=0.1):
+    return [peak_share(step, total=total, warmup=warmup, min_ratio=min_ratio) for step in range(total)]
 
 
 def test_warm_up_is_linear_and_ends_at_the_peak():
@@ -17,10 +17,10 @@ def test_warm_up_is_linear_and_ends_at_the_peak():
 
 
 def test_the_cosine_ends_with_the_run():
-    found = rates(11, 2, peak=2e-4)
-    assert found[2] == pytest.approx(2e-4)
-    assert found[-1] == pytest.approx(2e-5, rel=1e-12)
-    assert found[6] == pytest.approx(2e-4 * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 2))))
+    found = rates(11, 2)
+    assert found[2] == 1.0
+    assert found[-1] == pytest.approx(0.1, rel=1e-12)
+    assert found[6] == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 2)))
     assert all(one > two for one, two in itertools.pairwise(found[2:]))
 
 

@@ -1,4 +1,4 @@
-"""Devices and processes: which accelerator a run gets, and how parameters are grouped for the optimiser.
+"""Devices and processes: which accelerator a run gets.
 
 Plain data parallelism only: every process holds the whole draft.  It knows modules, not objectives.
 """
@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 from paceline.config import TrainingSection
-from paceline.drafts._base import SequentialDraft
 from paceline.errors import ConfigError
 from paceline.targets.generic import Target
 
@@ -38,12 +36,3 @@ def make_accelerator(training: TrainingSection, *, out: Path, target: Target | N
     if training.trackers:
         accelerator.init_trackers("tensorboard")
     return accelerator
-
-
-def parameter_groups(draft: SequentialDraft, training: TrainingSection) -> list[dict[str, Any]]:
-    """Parameters with weight decay (matrices) and without (gains and biases)."""
-    parameters = [parameter for parameter in draft.parameters() if parameter.requires_grad]
-    matrices = [parameter for parameter in parameters if parameter.dim() > 1]
-    others = [parameter for parameter in parameters if parameter.dim() <= 1]
-    groups = [(matrices, training.weight_decay), (others, 0.0)]
-    return [{"params": members, "weight_decay": decay} for members, decay in groups if members]

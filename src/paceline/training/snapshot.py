@@ -1,6 +1,6 @@
 """A run's state as named tensors and plain values, and back: weights, moments, random states, counters.
 
-It knows AdamW's state and no file: `store.training_state` writes what this module collects.
+It knows no file: `store.training_state` writes what this module collects.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from paceline.config import Recipe
 from paceline.errors import ConfigError
 from paceline.store.training_state import TrainingState
 from paceline.store.weights import fill_module
+from paceline.training.optimizers import RESERVED, Optimizers
 from paceline.training.prepare import Examples
 
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 # What a resumed run may change: it decides when things are written, not what is trained.
 FREE = ("save_every", "log_every", "save_dtype", "trackers", "threads")
 
@@ -73,7 +72,7 @@ def check_identity(found: Mapping[str, Any], *, expected: Mapping[str, Any], whe
 
 def take_state(
     draft: nn.Module,
-    optimizer: Optimizer,
+    optimizers: Optimizers,
     *,
     counters: Counters,
     identity: Mapping[str, Any],
@@ -81,16 +80,13 @@ def take_state(
 ) -> TrainingState:
     """The state after `counters.step` steps; every process must call it."""
     tensors = {f"draft.{name}": tensor.detach() for name, tensor in draft.state_dict().items()}
-    for name, parameter in draft.named_parameters():
-        for moment in MOMENTS:
-            if parameter in optimizer.state:
-                tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment]
+    tensors |= dict(optimizers.state())
     tensors |= _random_states(accelerator)
     return TrainingState(counters.step, tensors, {"counters": asdict(counters), "identity": dict(identity)})
 
 
 def put_state(
-    state: TrainingState, draft: nn.Module, optimizer: Optimizer, *, accelerator: Accelerator, where: str
+    state: TrainingState, draft: nn.Module, optimizers: Optimizers, *, accelerator: Accelerator, where: str
 ) -> Counters:
     """Put a state back into a draft, an optimiser and the process's random state.  Raises CheckpointError."""
     groups: dict[str, dict[str, Tensor]] = {}
@@ -98,12 +94,7 @@ def put_state(
         kind, _, rest = name.partition(".")
         groups.setdefault(kind, {})[rest] = tensor
     fill_module(draft, groups["draft"], where=where)
-    for name, parameter in draft.named_parameters():
-        if name in groups.get("exp_avg", {}):
-            optimizer.state[parameter] = {
-                moment: groups[moment][name].to(parameter.device, copy=True)  # the file is mapped, not read
-                for moment in MOMENTS
-            }
+    optimizers.load({kind: values for kind, values in groups.items() if kind not in RESERVED})
     rank = accelerator.process_index
     torch.set_rng_state(groups["rng"][f"cpu.{rank}"])
     if accelerator.device.type == "cuda":

@@ -20,7 +20,6 @@ from typing import Any, Protocol
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from torch.optim import AdamW
 
 from paceline.config import Recipe, dump_recipe
 from paceline.drafts._base import SequentialDraft
@@ -34,10 +33,11 @@ from paceline.store.training_state import latest_state, write_state
 from paceline.targets.generic import Target
 from paceline.training.capture import feature_fingerprint
 from paceline.training.log import Meter, RunLog
-from paceline.training.parallel import make_accelerator, parameter_groups
+from paceline.training.optimizers import Optimizers
+from paceline.training.parallel import make_accelerator
 from paceline.training.plan import RunPlan, Windows
 from paceline.training.prepare import Job, Say, chat_format, describe_run, prepare, with_score
-from paceline.training.schedule import learning_rate
+from paceline.training.schedule import peak_share
 from paceline.training.snapshot import Counters, check_identity, identity_of, put_state, take_state
 from paceline.training.sources import CapturedFeatures, FeatureSource, FrozenTarget, OnlineFeatures
 from paceline.training.validation import Validator
@@ -119,9 +119,7 @@ class Trainer:
         self.draft: SequentialDraft = job.draft.to(device=accelerator.device, dtype=torch.float32).train()
         lengths = tuple(len(example.ids) for example in job.examples.train)
         self.plan = RunPlan(lengths, self.training, world=accelerator.num_processes)
-        self.optimizer = AdamW(
-            parameter_groups(self.draft, self.training), lr=0.0, betas=self.training.betas, fused=True
-        )
+        self.optimizers = Optimizers(self.draft, self.training)
         is_bf16 = self.training.precision == "bf16"
         view, source = FrozenTarget(job.target), self._source(is_bf16=is_bf16)
         module = LossModule(self.draft, job.objective, view, is_bf16=is_bf16, is_anchored=accelerator.num_processes > 1)
@@ -161,25 +159,19 @@ class Trainer:
         examples = self.job.examples.train
         self._began = time.monotonic() - self._counters.seconds
         for step in range(self._counters.step, total):
-            rate = learning_rate(
-                step,
-                total=total,
-                warmup=self.training.warmup_steps,
-                peak=self.training.learning_rate,
-                min_ratio=self.training.min_lr_ratio,
+            share = peak_share(
+                step, total=total, warmup=self.training.warmup_steps, min_ratio=self.training.min_lr_ratio
             )
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
             started = time.monotonic()
             batches = windows.at(step, rank=self.accelerator.process_index)
             sums = self._gradients.run([[examples[index] for index in batch] for batch in batches], step=step)
             if not sums.is_empty:
-                self.optimizer.step()
+                self.optimizers.step(share=share)
             self._counters.step = done = step + 1
             self._count(sums, seconds=time.monotonic() - started)
             self._show(sums, total=total, seconds=time.monotonic() - started)
             if done % self.training.log_every == 0 or done == total:
-                self._write_line(sums, rate=rate, epoch=windows.epoch_of(step))
+                self._write_line(sums, rate=share * self.training.learning_rate, epoch=windows.epoch_of(step))
             if done % self.training.validate_every == 0 or done == total:
                 self._validate()
             if done % self.training.save_every == 0 or done == total:
@@ -195,7 +187,7 @@ class Trainer:
         if state is not None:
             check_identity(state.values["identity"], expected=self._identity, where=str(self.out))
             self._counters = put_state(
-                state, self.draft, self.optimizer, accelerator=self.accelerator, where=str(self.out / STATE)
+                state, self.draft, self.optimizers, accelerator=self.accelerator, where=str(self.out / STATE)
             )
             if self.accelerator.is_main_process:
                 self._meter = Meter(self._counters.meter)
@@ -285,7 +277,7 @@ class Trainer:
         self._counters.meter, self._counters.seconds = self._meter.values(), time.monotonic() - self._began
         state = take_state(
             self.draft,
-            self.optimizer,
+            self.optimizers,
             counters=self._counters,
             identity=self._identity,
             accelerator=self.accelerator,
