@@ -67,8 +67,12 @@ def child_step(p: Tensor, *, q: Tensor | None, token: Tensor) -> tuple[Tensor, T
     `q` one after the other without replacement.  It is not exact if drawn children were dropped for their values.
     p, q: [..., V] float.  token: [...] int64.  Returns (accept [...], next p [..., V], next q [..., V] or None).
     """
-    next_q = None if q is None else without(q, token=token)
-    return accept_probability(p, q=q, token=token), residual(p, q=q, token=token), next_q
+    return accept_probability(p, q=q, token=token), *after_rejection(p, q=q, token=token)
+
+
+def after_rejection(p: Tensor, *, q: Tensor | None, token: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Both laws for the next sibling once a child was not kept: see `child_step`."""
+    return residual(p, q=q, token=token), None if q is None else without(q, token=token)
 
 
 def verify_children(
@@ -83,8 +87,7 @@ def verify_children(
     """
     for index, child in enumerate(children):
         token = torch.tensor(child, device=p.device)
-        accept, next_p, next_q = child_step(p, q=q, token=token)
-        if flip(accept, generator=generator):
+        if flip(accept_probability(p, q=q, token=token), generator=generator):
             return index, None
-        p, q = next_p, next_q
+        p, q = after_rejection(p, q=q, token=token)  # only now: it is a pass over the vocabulary
     return None, int(draw(p, generator=generator))  # sync
