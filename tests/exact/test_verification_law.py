@@ -234,25 +234,30 @@ def test_growing_below_the_better_draw_is_exact():
     assert_lossless(one_round, target=target, length=3)
 
 
-# Wrong rules. Each replaces `child_step`; the faults are those of acceptance.md, "Samples needed for K15".
-RIGHT = rejection.child_step
+# Wrong rules, as (chance to keep the child, next p, next q); the faults are those of acceptance.md, "Samples needed
+# for K15".
+ACCEPT, AFTER = rejection.accept_probability, rejection.after_rejection
+
+
+def right(p, *, q, token):
+    return ACCEPT(p, q=q, token=token), *AFTER(p, q=q, token=token)
 
 
 def accept_if_larger(p, *, q, token):
-    return (p[token] >= q[token]).double(), *RIGHT(p, q=q, token=token)[1:]
+    return (p[token] >= q[token]).double(), *right(p, q=q, token=token)[1:]
 
 
 def resample_from_p(p, *, q, token):
-    accept, _, next_q = RIGHT(p, q=q, token=token)
+    accept, _, next_q = right(p, q=q, token=token)
     return accept, p, next_q
 
 
 def keep_the_sibling_in_q(p, *, q, token):
-    return *RIGHT(p, q=q, token=token)[:2], q
+    return *right(p, q=q, token=token)[:2], q
 
 
 def accept_with_p_alone(p, *, q, token):
-    return p[token], *RIGHT(p, q=q, token=token)[1:]
+    return p[token], *right(p, q=q, token=token)[1:]
 
 
 MUTANTS = [
@@ -277,7 +282,8 @@ def test_a_wrong_rule_is_caught(monkeypatch, rule, kind, shape, seed):
     target, draft = Laws(seed, vocabulary=4), Laws(seed + 50, vocabulary=4)
     one_round = round_of(shape, kind=kind, target=target, draft=draft)
     assert distance(one_round, target=target, length=2) < 1e-12
-    monkeypatch.setattr(rejection, "child_step", rule)
+    monkeypatch.setattr(rejection, "accept_probability", lambda *args, **laws: rule(*args, **laws)[0])
+    monkeypatch.setattr(rejection, "after_rejection", lambda *args, **laws: rule(*args, **laws)[1:])
     assert distance(one_round, target=target, length=2) > 1e-3
 
 

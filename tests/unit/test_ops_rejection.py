@@ -18,6 +18,11 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+def child_step(p, *, q, token):
+    """What one child comes to: the chance to keep it, and both laws for the next sibling."""
+    return rejection.accept_probability(p, q=q, token=token), *rejection.after_rejection(p, q=q, token=token)
+
+
 def test_accept_probability_by_hand():
     p, q = law(0.5, 0.3, 0.2, 0.0), law(0.25, 0.6, 0.0, 0.15)
     assert [rejection.accept_probability(p, q=q, token=token(x)).item() for x in (0, 1, 3)] == [1.0, 0.5, 0.0]
@@ -30,14 +35,14 @@ def test_residual_by_hand():
     torch.testing.assert_close(rejection.residual(p, q=None, token=token(1)), law(5 / 7, 0.0, 2 / 7))
 
 
-def test_child_step_hands_both_laws_to_the_next_sibling():
+def test_a_child_hands_both_laws_to_the_next_sibling():
     p, q = law(0.5, 0.3, 0.2), law(0.1, 0.8, 0.1)
-    accept, next_p, next_q = rejection.child_step(p, q=q, token=token(1))
+    accept, next_p, next_q = child_step(p, q=q, token=token(1))
     assert accept == pytest.approx(0.375)
     assert next_q is not None
     torch.testing.assert_close(next_p, law(0.8, 0.0, 0.2))
     torch.testing.assert_close(next_q, law(0.5, 0.0, 0.5))
-    assert rejection.child_step(p, q=None, token=token(1))[2] is None
+    assert child_step(p, q=None, token=token(1))[2] is None
 
 
 def test_a_batch_of_laws_is_each_law_by_itself():
@@ -46,10 +51,10 @@ def test_a_batch_of_laws_is_each_law_by_itself():
     p[2], q[2] = law(1, *[0] * 8), law(1, *[0] * 8)  # a row without any residual among rows that have one
     tokens = torch.tensor([0, 1, 0, 3, 8])
     for draft in (q, None):
-        together = rejection.child_step(p, q=draft, token=tokens)
+        together = child_step(p, q=draft, token=tokens)
         for row in range(5):
             row_q = None if draft is None else draft[row]
-            apart = rejection.child_step(p[row], q=row_q, token=tokens[row])
+            apart = child_step(p[row], q=row_q, token=tokens[row])
             for ours, single in zip(together, apart, strict=True):
                 assert (ours is None) == (single is None)
                 if ours is not None and single is not None:
@@ -62,7 +67,7 @@ def test_exhausted_mass_falls_back_inside_the_support_and_never_to_nan(dtype):
     torch.testing.assert_close(rejection.residual(same, q=same, token=token(0)), law(0, 0.5, 0.5, 0, dtype=dtype))
     certain = law(0.0, 1.0, 0.0, 0.0, dtype=dtype)
     for q in (None, certain, same):
-        accept, next_p, next_q = rejection.child_step(certain, q=q, token=token(1))
+        accept, next_p, next_q = child_step(certain, q=q, token=token(1))
         assert accept == 1.0
         assert next_p.equal(certain)
         assert next_q is None or next_q.isfinite().all()
@@ -75,7 +80,7 @@ def test_tiny_and_impossible_drafts_stay_in_range():
     p = law(1e-30, 1.0, 0.0, dtype=torch.float32)
     q = law(1e-42, 1e-38, 1.0, dtype=torch.float32)
     for x in range(3):
-        accept, next_p, next_q = rejection.child_step(p, q=q, token=token(x))
+        accept, next_p, next_q = child_step(p, q=q, token=token(x))
         assert next_q is not None
         assert 0.0 <= accept <= 1.0
         assert next_p.isfinite().all()

@@ -60,18 +60,14 @@ def residual(p: Tensor, *, q: Tensor | None, token: Tensor) -> Tensor:
     return torch.where(has_mass, excess / total.clamp(min=torch.finfo(p.dtype).tiny), without(p, token=token))
 
 
-def child_step(p: Tensor, *, q: Tensor | None, token: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Offer one child: the chance to keep it, and both laws for the next sibling if it is not kept.
-
-    Exact for a fixed ordered list of children (`q` None), for one child drawn from `q`, and for children drawn from
-    `q` one after the other without replacement.  It is not exact if drawn children were dropped for their values.
-    p, q: [..., V] float.  token: [...] int64.  Returns (accept [...], next p [..., V], next q [..., V] or None).
-    """
-    return accept_probability(p, q=q, token=token), *after_rejection(p, q=q, token=token)
-
-
 def after_rejection(p: Tensor, *, q: Tensor | None, token: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Both laws for the next sibling once a child was not kept: see `child_step`."""
+    """Both laws for the next sibling once a child was not kept.
+
+    With `accept_probability` it is exact for a fixed ordered list of children (`q` None), for one child drawn from
+    `q`, and for children drawn from `q` one after the other without replacement.  It is not exact if drawn children
+    were dropped for their values.
+    p, q: [..., V] float.  token: [...] int64.  Returns (next p [..., V], next q [..., V] or None).
+    """
     return residual(p, q=q, token=token), None if q is None else without(q, token=token)
 
 
