@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from paceline.cli import _bench_setup as setup
 from paceline.cli._bench_setup import BenchOptions, Decoders, OpenedDraft
+from paceline.cli._progress import Bar
 from paceline.data.chat import ChatFormat
 from paceline.measure.bench import Bench
 from paceline.measure.ledger import Ledger, Observation, refuse_leftover
@@ -27,8 +27,6 @@ from paceline.measure.report import Table, bench_tables
 from paceline.measure.systems import PLAIN, System
 from paceline.measure.workloads import Workload, load_workload
 from paceline.store.manifest import close_manifest, open_manifest
-
-EVERY = 10  # conversations between two lines where there is no terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +97,11 @@ def _measure(opened: _Opened, ledger: Ledger, console: Console) -> None:
     if not remaining:
         return
     total = len(remaining) + len(ledger.done)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("warming up", total=total, completed=len(ledger.done))
+    with Bar(console, total=total, text="warming up", done=len(ledger.done)) as bar:
         bench.warm_up(workload)
         for _ in bench.run(workload, ledger=ledger):
             text = _so_far([each for done in ledger.done.values() for each in done], opened.decoders)
-            progress.update(task, description=text, completed=len(ledger.done))
-            if not console.is_terminal and len(ledger.done) % EVERY == 0:
-                console.print(f"{len(ledger.done)} of {total}: {text}")
+            bar.update(len(ledger.done), text)
 
 
 def _so_far(observations: Sequence[Observation], decoders: Decoders) -> str:

@@ -31,7 +31,9 @@ def capture(
     """
     from rich.console import Console
 
+    from paceline.cli._progress import Bar
     from paceline.config import load_recipe
+    from paceline.training.capture import CaptureProgress
     from paceline.training.capture_run import plan_capture, run_capture
 
     settings = load_recipe(recipe, overrides=changes or [])
@@ -40,15 +42,14 @@ def capture(
     plan = plan_capture(settings, dtype=dtype, say=console.print)
     if estimate:
         return
-    with console.status("") as status:
-        done = run_capture(
-            plan,
-            folder=out,
-            max_disk=cap,
-            report=lambda now: status.update(
-                f"{now.done} of {now.total} examples, {now.new_tokens / max(now.seconds, 1e-9):,.0f} tokens/s"
-            ),
-        )
+    tokens = sum(len(example.ids) for example in plan.examples)
+    with Bar(console, total=tokens, text="tokens") as bar:
+
+        def report(now: CaptureProgress) -> None:
+            rate = now.new_tokens / max(now.seconds, 1e-9)
+            bar.update(now.old_tokens + now.new_tokens, f"{now.done} of {now.total} examples, {rate:,.0f} tokens/s")
+
+        done = run_capture(plan, folder=out, max_disk=cap, report=report)
     console.print(f"{done.done} of {done.total} examples in {out}, {done.new_tokens} tokens in {done.seconds:.0f} s")
     if done.is_full:
         console.print(f"stopped at --max-disk {max_disk}: run again with more room to go on", style="yellow")

@@ -72,26 +72,14 @@ def _run(
     console: "Console", target: "Target", out: Path, options: "SynthOptions", answer_tokens: int,
     fingerprint: dict[str, Any], seeds: Path | None,
 ) -> None:  # fmt: skip
-    """Progress with rate and time left on a terminal, a line a minute elsewhere."""
-    import time
-
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+    """Write the rows and say what they are."""
+    from paceline.cli._progress import Bar
     from paceline.data.synth_run import SynthProgress, run_synth
 
-    said = time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("answer tokens", total=answer_tokens)
+    with Bar(console, total=answer_tokens, text="answer tokens") as bar:
 
         def report(progress: SynthProgress) -> None:
-            nonlocal said
-            rate = f"{progress.rows} rows, {progress.rate:.0f} answer tokens/s"
-            bar.update(task, completed=min(progress.answer_tokens, answer_tokens), description=rate)
-            if not console.is_terminal and time.monotonic() - said > 60:
-                said = time.monotonic()
-                left = (answer_tokens - progress.answer_tokens) / max(progress.rate, 1e-9)
-                console.print(f"{rate}, {progress.answer_tokens} of {answer_tokens}, {left / 60:.0f} min left")
+            bar.update(progress.answer_tokens, f"{progress.rows} rows, {progress.rate:.0f} answer tokens/s")
 
         done = run_synth(
             target, folder=out, options=options, answer_tokens=answer_tokens, fingerprint=fingerprint, seeds=seeds,

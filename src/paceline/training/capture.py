@@ -25,13 +25,14 @@ ROWS_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class CaptureProgress:
-    """Where a capture stands: examples in the folder and in all, tokens run in this session, its seconds.
+    """Where a capture stands: examples in the folder and in all, tokens found there, run in this session, its seconds.
 
     is_full: the cap on the disk was reached, and the rest is missing.
     """
 
     done: int
     total: int
+    old_tokens: int
     new_tokens: int
     seconds: float
     is_full: bool = False
@@ -67,7 +68,8 @@ def capture(
     started = time.monotonic()
     wanted = {example.digest: example for example in examples}
     missing = sorted((row for row in wanted.values() if row.digest not in writer), key=lambda row: len(row.ids))
-    progress = CaptureProgress(len(wanted) - len(missing), len(wanted), 0, 0.0)
+    old = sum(len(row.ids) for row in wanted.values()) - sum(len(row.ids) for row in missing)
+    progress = CaptureProgress(len(wanted) - len(missing), len(wanted), old, 0, 0.0)
     place = 0
     while place < len(missing):
         rows = missing[place : place + ROWS_AT_ONCE]
@@ -76,7 +78,7 @@ def capture(
         stored = _store(target, rows, writer=writer)
         place += stored
         tokens = progress.new_tokens + sum(len(row.ids) for row in rows[:stored])
-        progress = CaptureProgress(progress.done + stored, progress.total, tokens, time.monotonic() - started)
+        progress = CaptureProgress(progress.done + stored, progress.total, old, tokens, time.monotonic() - started)
         report(progress)
         if stored < len(rows):
             break

@@ -13,10 +13,9 @@ from paceline.config import Recipe
 from paceline.data.examples import Example
 from paceline.store.feature_index import Fingerprint
 from paceline.store.features import FeatureWriter
-from paceline.store.hub import load_target
 from paceline.targets.generic import Target
 from paceline.training.capture import CaptureProgress, capture, feature_fingerprint
-from paceline.training.prepare import Say, chat_format, prepare
+from paceline.training.prepare import Say, chat_format, prepare, recipe_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +34,7 @@ def plan_capture(recipe: Recipe, *, dtype: str, say: Say, target: Target | None 
     dtype: as stored, "float32" or "bfloat16".  target: one that is in memory, or None to load the recipe's.
     """
     if target is None:
-        section = recipe.target
-        target = load_target(
-            section.name,
-            revision=section.revision,
-            dtype=section.dtype,
-            device="cpu",
-            trust_remote_code=section.trust_remote_code,
-        )
+        target = recipe_target(recipe, device="cpu")
     job = prepare(recipe, target=target, say=say)  # sets the taps that the recipe's draft reads
     examples = (*job.examples.train, *job.examples.validation)
     fingerprint = feature_fingerprint(target, chat=chat_format(recipe, target), dtype=dtype)

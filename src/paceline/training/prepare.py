@@ -22,6 +22,7 @@ from paceline.plugins import load_plugin
 from paceline.records import TargetFacts
 from paceline.store.checkpoint import DraftInfo, load_draft
 from paceline.store.fingerprint import identify_target
+from paceline.store.hub import load_target
 from paceline.targets._facts import facts_of
 from paceline.targets.generic import Target
 from paceline.training.objectives._base import Objective, ObjectivePlugin
@@ -49,6 +50,18 @@ class Job:
     draft: SequentialDraft
     info: DraftInfo
     objective: Objective
+
+
+def recipe_target(recipe: Recipe, *, device: str) -> Target:
+    """The target that a recipe names.  Raises TargetError or ConfigError."""
+    section = recipe.target
+    return load_target(
+        section.name,
+        revision=section.revision,
+        dtype=section.dtype,
+        device=device,
+        trust_remote_code=section.trust_remote_code,
+    )
 
 
 def prepare(recipe: Recipe, *, target: Target, init_from: Path | None = None, say: Say = print) -> Job:

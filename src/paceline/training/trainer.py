@@ -27,7 +27,6 @@ from paceline.errors import ConfigError
 from paceline.store.checkpoint import save_draft
 from paceline.store.features import FeatureReader
 from paceline.store.files import write_text
-from paceline.store.hub import load_target
 from paceline.store.manifest import close_manifest, open_manifest
 from paceline.store.training_state import latest_state, write_state
 from paceline.targets.generic import Target
@@ -36,7 +35,7 @@ from paceline.training.log import Meter, RunLog
 from paceline.training.optimizers import Optimizers
 from paceline.training.parallel import make_accelerator
 from paceline.training.plan import RunPlan, Windows
-from paceline.training.prepare import Job, Say, chat_format, describe_run, prepare, with_score
+from paceline.training.prepare import Job, Say, chat_format, describe_run, prepare, recipe_target, with_score
 from paceline.training.schedule import peak_share
 from paceline.training.snapshot import Counters, check_identity, identity_of, put_state, take_state
 from paceline.training.sources import CapturedFeatures, FeatureSource, FrozenTarget, OnlineFeatures
@@ -96,14 +95,7 @@ def train(
     accelerator = make_accelerator(recipe.training, out=out, target=target)
     say = watch.say if accelerator.is_main_process else _silent
     if target is None:
-        section = recipe.target
-        target = load_target(
-            section.name,
-            revision=section.revision,
-            dtype=section.dtype,
-            device=str(accelerator.device),
-            trust_remote_code=section.trust_remote_code,
-        )
+        target = recipe_target(recipe, device=str(accelerator.device))
     job = prepare(recipe, target=target, init_from=init_from, say=say)
     trainer = Trainer(job, out=out, accelerator=accelerator, watch=watch, say=say)
     return trainer.run(resume=resume)
