@@ -51,15 +51,12 @@ def walk(
     committed tokens.  process: (ids, logits [V]) -> processed scores [V], or None.  is_stop: whether the row ends with
     these ids.  dice: None for greedy.  record: keeps the scores of each committed token.
     """
-    best = logits.argmax(dim=-1).tolist() if dice is None and process is None else None  # sync
     node, path, tokens = 0, [0], []
     while True:
         scores = logits[node] if process is None else process(ids, logits[node])
         if record is not None:
             record.add(logits[node], scores)
-        if best is not None:
-            child, token = _follow(proposal, row, node, best[node])
-        elif dice is None:
+        if dice is None:  # an argmax over the vocabulary for the nodes of the path only, not for the whole tree
             child, token = _follow(proposal, row, node, int(scores.argmax()))  # sync
         else:
             child, token = _draw(proposal, row, node, scores, dice, ids)
