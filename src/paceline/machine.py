@@ -5,6 +5,7 @@ It knows neither what is kept there nor why somebody asks.
 
 import os
 import platform
+import sys
 from pathlib import Path
 
 
@@ -29,6 +30,14 @@ def cpu_features() -> str:
     """
     found = cpu_lines("flags", "Features")
     return found[0] if found else ""
+
+
+def peak_memory() -> int:
+    """Most bytes of memory that this process has held at once, files that it has mapped included."""
+    import resource  # Windows has none, and nothing else here needs it
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024  # kilobytes elsewhere
 
 
 def cpu_lines(*keys: str) -> list[str]:

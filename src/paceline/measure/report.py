@@ -237,4 +237,31 @@ def verify_cost_tables(record: Record) -> list[Table]:
     return [Table(title, heads, tuple(rows))]
 
 
-RENDERERS: Mapping[str, Callable[[Record], list[Table]]] = {"bench": bench_tables, "verify-cost": verify_cost_tables}
+def training_cost_tables(record: Record) -> list[Table]:
+    """A training step, part by part, beside the time that its products would take at the machine's peak."""
+    cost, manifest = record["cost"], record["manifest"]
+    seconds, gflop, peak = cost["seconds"], cost["gflop"], cost["peak_gflop_per_s"]
+    whole = sum(seconds.values())
+    rows = [
+        (
+            part, f"{spent * 1e3:.0f}", f"{100 * spent / whole:.0f} %", f"{gflop[part]:.0f}",
+            f"{gflop[part] / peak * 1e3:.0f}",
+        )
+        for part, spent in seconds.items()
+    ]  # fmt: skip
+    total = sum(gflop.values())
+    rows.append(("whole step", f"{whole * 1e3:.0f}", "100 %", f"{total:.0f}", f"{total / peak * 1e3:.0f}"))
+    title = (
+        f"Training step of {manifest['notes']['target']}, {cost['tokens']:.0f} tokens, {manifest['threads']} threads, "
+        f"{manifest['dtype']}: {cost['tokens_per_s']:.0f} tokens/s, {100 * cost['share_of_peak']:.0f} % of a peak of "
+        f"{peak:.0f} GFLOP/s, {cost['memory'] / 1e9:.1f} GB at most"
+    )
+    heads = ("part", "ms", "share", "GFLOP in products", "ms at the peak")
+    return [Table(title, heads, tuple(rows))]
+
+
+RENDERERS: Mapping[str, Callable[[Record], list[Table]]] = {
+    "bench": bench_tables,
+    "verify-cost": verify_cost_tables,
+    "training-cost": training_cost_tables,
+}

@@ -1,4 +1,4 @@
-"""A capture from a recipe: which examples, how many bytes, which folder.
+"""Captures and recipes: which examples a capture stores, how many bytes, and where a run gets its states from.
 
 It knows recipes and says what it will do; the states themselves are `training.capture`'s business.
 """
@@ -9,13 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from paceline.config import Recipe
 from paceline.data.examples import Example
 from paceline.store.feature_index import Fingerprint
-from paceline.store.features import FeatureWriter
+from paceline.store.features import FeatureReader, FeatureWriter
 from paceline.targets.generic import Target
 from paceline.training.capture import CaptureProgress, capture, feature_fingerprint
-from paceline.training.prepare import Say, chat_format, prepare, recipe_target
+from paceline.training.prepare import Job, Say, chat_format, prepare, recipe_target
+from paceline.training.sources import CapturedFeatures, FeatureSource, OnlineFeatures
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +60,19 @@ def run_capture(
     """Store what the folder lacks.  max_disk: cap in bytes on the whole folder."""
     with FeatureWriter(folder, fingerprint=plan.fingerprint, max_disk=max_disk) as writer:
         return capture(plan.target, plan.examples, writer=writer, report=report)
+
+
+def feature_source(job: Job, *, device: torch.device, is_bf16: bool) -> FeatureSource:
+    """Captured features if the recipe names a folder, else the target itself.
+
+    Raises CheckpointError or DataError when the folder holds other states than this run needs.
+    """
+    dtype = torch.bfloat16 if is_bf16 else torch.float32
+    folder = job.recipe.data.features
+    if folder is None:
+        return OnlineFeatures(job.target, dtype=dtype)
+    stored = FeatureReader(folder).fingerprint.dtype
+    expected = feature_fingerprint(job.target, chat=chat_format(job.recipe, job.target), dtype=stored)
+    source = CapturedFeatures(FeatureReader(folder, expected=expected), dtype=dtype, device=device)
+    source.require((*job.examples.train, *job.examples.validation))
+    return source

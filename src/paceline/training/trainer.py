@@ -25,20 +25,19 @@ from paceline.config import Recipe, dump_recipe
 from paceline.drafts._base import SequentialDraft
 from paceline.errors import ConfigError
 from paceline.store.checkpoint import save_draft
-from paceline.store.features import FeatureReader
 from paceline.store.files import write_text
 from paceline.store.manifest import close_manifest, open_manifest
 from paceline.store.training_state import latest_state, write_state
 from paceline.targets.generic import Target
-from paceline.training.capture import feature_fingerprint
+from paceline.training.capture_run import feature_source
 from paceline.training.log import Meter, RunLog
 from paceline.training.optimizers import Optimizers
 from paceline.training.parallel import make_accelerator
 from paceline.training.plan import RunPlan, Windows
-from paceline.training.prepare import Job, Say, chat_format, describe_run, prepare, recipe_target, with_score
+from paceline.training.prepare import Job, Say, describe_run, prepare, recipe_target, with_score
 from paceline.training.schedule import peak_share
 from paceline.training.snapshot import Counters, check_identity, identity_of, put_state, take_state
-from paceline.training.sources import CapturedFeatures, FeatureSource, FrozenTarget, OnlineFeatures
+from paceline.training.sources import FrozenTarget
 from paceline.training.validation import Validator
 from paceline.training.window import GradientWindow, LossModule, WindowSums
 
@@ -113,7 +112,7 @@ class Trainer:
         self.plan = RunPlan(lengths, self.training, world=accelerator.num_processes)
         self.optimizers = Optimizers(self.draft, self.training)
         is_bf16 = self.training.precision == "bf16"
-        view, source = FrozenTarget(job.target), self._source(is_bf16=is_bf16)
+        view, source = FrozenTarget(job.target), feature_source(job, device=accelerator.device, is_bf16=is_bf16)
         module = LossModule(self.draft, job.objective, view, is_bf16=is_bf16, is_anchored=accelerator.num_processes > 1)
         self._gradients = GradientWindow(
             accelerator,
@@ -307,18 +306,6 @@ class Trainer:
         if self.training.trackers:
             self.accelerator.end_training()
         return TrainingResult(counters.step, best, counters.best_step, counters.last, counters.seconds)
-
-    def _source(self, *, is_bf16: bool) -> FeatureSource:
-        """Captured features if the recipe names a folder, else the target itself."""
-        job, dtype = self.job, torch.bfloat16 if is_bf16 else torch.float32
-        folder = job.recipe.data.features
-        if folder is None:
-            return OnlineFeatures(job.target, dtype=dtype)
-        stored = FeatureReader(folder).fingerprint.dtype
-        expected = feature_fingerprint(job.target, chat=chat_format(job.recipe, job.target), dtype=stored)
-        source = CapturedFeatures(FeatureReader(folder, expected=expected), dtype=dtype, device=self.accelerator.device)
-        source.require((*job.examples.train, *job.examples.validation))
-        return source
 
     def _track(self, values: dict[str, float], step: int) -> None:
         self.accelerator.log(values, step=step)
