@@ -13,6 +13,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 import paceline
 from fixtures_decoding import TREE, new_tokens, prompts
+from fixtures_drafts import tiny_eagle3
 from fixtures_models import bigram_model, random_table, tiny_llama
 from paceline.drafts.ngram import Ngram, NgramConfig
 from paceline.errors import TargetError
@@ -66,12 +67,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox": ("GPTNeoX", {}),
     "deepseek_v3, latent": ("DeepseekV3", LATENT),
 }  # fmt: skip
+FOREIGN = {("GPT2", "intermediate_size"), ("GPT2", "num_key_value_heads")}  # attributes that a real one lacks
 PARENTS = [-1, 0, 0, 1, 1, 2, 3]
 
 
 def model_of(name: str, changes: dict[str, Any]) -> Any:
     short = name.removesuffix("Text") if name != "Llama4Text" else "Llama4"
-    config = getattr(transformers, f"{name}Config")(**{**SIZES, **changes})
+    sizes = {key: value for key, value in SIZES.items() if (name, key) not in FOREIGN}
+    config = getattr(transformers, f"{name}Config")(**{**sizes, **changes})
     kind = f"{short}ForCausalLM"
     torch.manual_seed(0)
     model = getattr(transformers, kind if hasattr(transformers, kind) else f"{short}LMHeadModel")(config).eval()
@@ -173,6 +176,15 @@ def test_greedy_is_identical(family: str) -> None:
     for draft in (None, Ngram(NgramConfig())):
         result = paceline.generate(target, prompts(2), draft=draft, plan=TREE, max_new_tokens=12)
         assert [row.tokens for row in result.rows] == want
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_can_have_a_draft_of_its_own(family: str) -> None:
+    target = target_of(family)
+    want = [new_tokens(target.model, prompt, max_new_tokens=8) for prompt in prompts(2)]
+    result = paceline.generate(target, prompts(2), draft=tiny_eagle3(target), plan=TREE, max_new_tokens=8)
+    assert [row.tokens for row in result.rows] == want
+    assert result.stats.total.rounds > 0
 
 
 def test_every_family_that_is_called_proven_is_tested_here() -> None:

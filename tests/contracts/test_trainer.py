@@ -313,8 +313,11 @@ def test_the_start_is_the_target_s_head_and_highest_tap(tmp_path, rows):
     job = prepare(recipe_of(rows), target=target, say=lambda text: None)
     head = target.model.model.embed_tokens.weight
     assert torch.equal(job.draft.lm_head.weight, head[job.draft.vocab.ids])
-    taps = torch.randn(1, 2, 3 * 32, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(job.draft.fuse(taps), taps[..., 64:], atol=0.3)
+    states = target.full_forward(job.examples.train[0].ids[None]).taps
+    assert states is not None
+    fused, highest = job.draft.fuse(states), states[..., 64:]
+    assert torch.nn.functional.cosine_similarity(fused, highest, dim=-1).min() > 0.9
+    assert 0.1 < float(fused.square().mean().sqrt()) < 0.5  # whatever the size of the target's residual
     assert set(target.tokenizer.all_special_ids) <= set(job.draft.vocab.ids.tolist())
     other = prepare(recipe_of(rows, "draft.init=random"), target=target, say=lambda text: None)
     assert not torch.equal(other.draft.lm_head.weight, job.draft.lm_head.weight)

@@ -56,8 +56,11 @@ class SequentialDraft(nn.Module):
         """The words it can say, read from its weights."""
 
     @abstractmethod
-    def initialise(self, head: Tensor) -> None:
-        """Start from the target's head [V, H] instead of from chance alone."""
+    def initialise(self, head: Tensor, *, tap_sizes: Sequence[float]) -> None:
+        """Start from the target instead of from chance alone.
+
+        head: [V, H], its head.  tap_sizes: for each tap the usual root mean square of a token's features.
+        """
 
     @abstractmethod
     def fuse(self, taps: Tensor) -> Tensor:

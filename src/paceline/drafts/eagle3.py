@@ -6,6 +6,8 @@ arXiv 2503.01840).  The residual is the feature before its norm; the token embed
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from paceline.ops.rotary import RotarySpec, rotary_tables
 from paceline.ops.vocab import DraftVocab
 from paceline.records import TargetFacts
 
+FEATURE_SIZE = 0.1  # root mean square of the first features, of the order of what a fresh layer adds to them
 FC_NOISE = 0.2  # share of the random start that fc keeps beside the pass-through
 
 
@@ -109,9 +112,11 @@ class Eagle3(SequentialDraft):
         return DraftVocab(d2t=self.d2t, t2d=self.t2d)
 
     @torch.no_grad()
-    def initialise(self, head: Tensor) -> None:
+    def initialise(self, head: Tensor, *, tap_sizes: Sequence[float]) -> None:
         """lm_head starts as the target's rows of the draft's words, fc as "pass the highest tap" and a little noise.
 
+        fc's columns are divided by the size of what they read: features then begin with a root mean square of about
+        FEATURE_SIZE, and what the layer adds is heard beside them; a target's own may be a hundred times as large.
         Another point of the same network than the published random start, and a better one (docs/log.md).  The gain of
         the target's last norm is left out: it makes the first laws far too sharp.
         """
@@ -120,6 +125,8 @@ class Eagle3(SequentialDraft):
         if width == self.config.hidden_size:
             self.fc.weight.mul_(FC_NOISE)
             self.fc.weight[:, -width:] += torch.eye(width, device=self.fc.weight.device, dtype=self.fc.weight.dtype)
+        for columns, size in zip(self.fc.weight.split(width, dim=1), tap_sizes, strict=True):
+            columns *= FEATURE_SIZE / size
 
     def fuse(self, taps: Tensor) -> Tensor:
         """Target features [..., K*H] -> [..., Hd]."""

@@ -10,6 +10,7 @@ from typing import Any
 from paceline.records import TargetFacts
 from paceline.targets._transformers import text_config
 
+INNER_SIZES = ("intermediate_size", "ffn_dim", "n_inner")  # GPT-2 leaves its own out: four times the hidden size
 ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "max_position_embeddings")
 
 
@@ -21,16 +22,27 @@ def facts_of(model: Any, tokenizer: Any = None) -> TargetFacts:
     return TargetFacts(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=next((values[name] for name in INNER_SIZES if values.get(name)), 4 * config.hidden_size),
         num_layers=config.num_hidden_layers,
         num_heads=heads,
         num_kv_heads=values.get("num_key_value_heads") or heads,
         head_dim=values.get("head_dim") or config.hidden_size // heads,
         rms_norm_eps=values.get("rms_norm_eps") or 1e-6,
         max_positions=values.get("max_position_embeddings") or 2048,
-        rope={key: values[key] for key in ROPE_KEYS if values.get(key) is not None},
+        rope=_rope(values),
         special_ids=special_ids(model, tokenizer),
     )
+
+
+def _rope(values: dict[str, Any]) -> dict[str, object]:
+    """Rotary settings; of a family with one entry for each kind of layer, those of the layers with full attention."""
+    found: dict[str, Any] = {key: values[key] for key in ROPE_KEYS if values.get(key) is not None}
+    entries: dict[str, Any] = found.get("rope_parameters") or {}
+    kinds = {kind: entry for kind, entry in entries.items() if isinstance(entry, dict)}
+    if kinds:
+        found["rope_parameters"] = kinds.get("full_attention") or next(iter(kinds.values()))
+        found.pop("rope_theta", None)  # where it is kept beside the entries it belongs to one kind of layer only
+    return found
 
 
 def special_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:

@@ -27,8 +27,10 @@ from paceline.targets._facts import facts_of
 from paceline.targets.generic import Target
 from paceline.training.objectives._base import Objective, ObjectivePlugin
 from paceline.training.plan import RunPlan, hold_out
+from paceline.training.sources import target_states
 
 Say = Callable[[str], None]
+SAMPLE = 8  # examples that say how large the target's states are
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,8 @@ def _first_draft(
     vocab = DraftVocab.from_counts(counts, size=size, always=always)
     draft = _fresh(plugin, config, vocab, seed=recipe.training.seed)
     if recipe.draft.init == "target":
-        draft.initialise(target.head_weight)
+        target.set_taps(draft.taps)
+        draft.initialise(target.head_weight, tap_sizes=_tap_sizes(target, examples[:SAMPLE]))
     covered = int(counts[vocab.ids].sum()) / int(counts.sum())
     parameters = sum(parameter.numel() for parameter in draft.parameters())
     say(
@@ -192,6 +195,17 @@ def _first_draft(
         f"{'head as the target has it, fc passes the highest tap' if recipe.draft.init == 'target' else 'random start'}"
     )
     return draft, DraftInfo(recipe.draft.name, config, identity, notes)
+
+
+def _tap_sizes(target: Target, examples: Sequence[Example]) -> list[float]:
+    """For each tap the root mean square of a usual token: the median, since some models park huge numbers at the first.
+
+    Rows whose states are not numbers are left out here; training names them.
+    """
+    taps = torch.cat([taps for taps, _ in target_states(target, examples)]).float()  # [n, K*H]
+    sizes = taps.unflatten(-1, (len(target.taps), -1)).square().mean(dim=-1).sqrt()  # [n, K]
+    sizes = sizes[(sizes.isfinite() & (sizes > 0)).all(dim=-1)]
+    return sizes.median(dim=0).values.tolist() if len(sizes) else [1.0] * len(target.taps)
 
 
 def _draft_options(recipe: Recipe, *, plugin: DraftPlugin, facts: TargetFacts) -> dict[str, object]:
