@@ -27,7 +27,7 @@ def rows(tmp_path):
 
 def captured(rows, folder, target, *, dtype="float32"):
     plan = plan_capture(recipe_of(rows), dtype=dtype, say=lambda text: None, target=target)
-    return plan, run_capture(plan, folder=folder, max_disk=None)
+    return plan, run_capture(plan, folder=folder, max_disk=None, say=print)
 
 
 def test_online_and_captured_batches_are_equal_bit_for_bit(tmp_path, rows, target):
@@ -105,14 +105,14 @@ def test_a_cap_on_the_disk_stops_cleanly_and_goes_on(tmp_path, rows, target):
     plan = plan_capture(recipe_of(rows), dtype="float32", say=said.append, target=target)
     assert f"= {plan.num_bytes / 1e6:,.1f} MB" in said[-1]
     folder = tmp_path / "features"
-    first = run_capture(plan, folder=folder, max_disk=plan.num_bytes // 2)
+    first = run_capture(plan, folder=folder, max_disk=plan.num_bytes // 2, say=print)
     assert first.is_full and 0 < first.done < first.total
     assert sum(path.stat().st_size for path in folder.iterdir()) <= plan.num_bytes // 2
     assert not list(folder.glob(".*"))
-    second = run_capture(plan, folder=folder, max_disk=None)
+    second = run_capture(plan, folder=folder, max_disk=None, say=print)
     assert (second.done, second.is_full) == (second.total, False)
     assert sum(path.stat().st_size for path in folder.iterdir()) <= plan.num_bytes
-    again = run_capture(plan, folder=folder, max_disk=None)
+    again = run_capture(plan, folder=folder, max_disk=None, say=print)
     assert (again.done, again.new_tokens) == (again.total, 0)
 
 

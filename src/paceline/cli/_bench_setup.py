@@ -89,13 +89,16 @@ class BenchOptions:
         return Protocol(sampling, self.prompts.turns == "all", self.warmup, self.seed)
 
     def check(self) -> None:
-        """Raises ConfigError for a word that is not known and for a picture that could not be drawn."""
+        """Raises ConfigError for a word or a draft that is not known and for a picture that could not be drawn."""
         for option, value, known in (
             ("turns", self.prompts.turns, ("first", "all")),
             ("compile", self.target.compile, ("auto", "off")),
         ):
             if value not in known:
                 raise ConfigError(f"--{option}: found '{value}', expected {' or '.join(known)}")
+        for plan in self.decoders.plans:
+            parse_plan(plan)
+        _opening.check_draft(self.decoders.draft)
         if self.plots is not None:
             require_matplotlib()
 

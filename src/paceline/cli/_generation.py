@@ -13,18 +13,24 @@ DRAFT_STYLE = "bold green"
 
 
 def open_target_and_draft(
-    target: str, draft: str, *, compile_: str, threads: int | None
+    target: str, draft: str, *, plan: str, compile_: str, threads: int | None
 ) -> "tuple[Target, Draft | None]":
-    """Both, by name.  compile_: auto or off.  threads: None leaves torch's choice.  Raises PacelineError."""
+    """Both, by name; what is wrong with draft or plan is refused before the target is loaded.
+
+    plan: as it is spelled.  compile_: auto or off.  threads: None leaves torch's choice.  Raises PacelineError.
+    """
     import torch
 
-    from paceline.cli._opening import open_draft
+    from paceline.cli._opening import check_draft, open_draft
+    from paceline.cli._plans import parse_plan
     from paceline.errors import ConfigError
     from paceline.store.hub import load_model, load_tokenizer
     from paceline.targets.generic import Target
 
     if compile_ not in ("auto", "off"):
         raise ConfigError(f"--compile: found '{compile_}', expected auto or off")
+    parse_plan(plan)
+    check_draft(draft)
     if threads is not None:
         torch.set_num_threads(threads)
     opened = Target(load_model(target), tokenizer=load_tokenizer(target), name=target, compile=compile_)

@@ -17,6 +17,19 @@ NO_DRAFT = "none"
 WEIGHTLESS = ("ngram",)
 
 
+def check_draft(name: str, *, option: str = "--draft") -> None:
+    """Refuse what cannot be a draft before a target is loaded for it.  Raises ConfigError that names the option."""
+    from paceline.errors import CheckpointError
+    from paceline.store.checkpoint import read_info
+
+    if name == NO_DRAFT or name in WEIGHTLESS:
+        return
+    try:
+        read_info(draft_folder(name, option=option))
+    except CheckpointError as error:
+        raise ConfigError(f"{option}: {error}") from error
+
+
 def open_draft(name: str, *, target: "Target") -> "Draft | None":
     """The draft of a name, checked against the target.  Raises ConfigError, CheckpointError."""
     from paceline.drafts._base import DraftPlugin
@@ -33,7 +46,7 @@ def open_draft(name: str, *, target: "Target") -> "Draft | None":
     return load_draft(draft_folder(name), target=target).draft
 
 
-def draft_folder(name: str) -> "Path":
+def draft_folder(name: str, *, option: str = "--draft") -> "Path":
     """The folder of a draft: a path, or the name of one that comes with the package.  Raises ConfigError."""
     from pathlib import Path
 
@@ -42,7 +55,7 @@ def draft_folder(name: str) -> "Path":
     shipped = shipped_drafts()
     if name in shipped:
         return shipped[name]
-    if not Path(name).is_dir():
+    if not name or not Path(name).is_dir():
         known = ", ".join([*shipped, *WEIGHTLESS, NO_DRAFT])
-        raise ConfigError(f"--draft: no folder {name}; expected a draft folder, or one of {known}")
+        raise ConfigError(f"{option}: no folder '{name}'; expected a draft folder, or one of {known}")
     return Path(name)

@@ -49,7 +49,7 @@ def capture(
             rate = now.new_tokens / max(now.seconds, 1e-9)
             bar.update(now.old_tokens + now.new_tokens, f"{now.done} of {now.total} examples, {rate:,.0f} tokens/s")
 
-        done = run_capture(plan, folder=out, max_disk=cap, report=report)
+        done = run_capture(plan, folder=out, max_disk=cap, say=console.print, report=report)
     console.print(f"{done.done} of {done.total} examples in {out}, {done.new_tokens} tokens in {done.seconds:.0f} s")
     if done.is_full:
         console.print(f"stopped at --max-disk {max_disk}: run again with more room to go on", style="yellow")

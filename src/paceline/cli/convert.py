@@ -18,6 +18,7 @@ def convert(
     """Read a published draft (--from eagle) or write one that serving engines load (--to eagle)."""
     from rich.console import Console
 
+    from paceline.cli._opening import check_draft, draft_folder
     from paceline.errors import ConfigError
     from paceline.interop._base import Format
     from paceline.plugins import load_plugin
@@ -30,13 +31,15 @@ def convert(
         raise ConfigError(f"{out}: exists; expected a new folder")
     kind = load_plugin("interop", name=from_ or to or "")
     assert isinstance(kind, Format)
-    opened = load_target(target)
     if from_ is not None:
-        loaded = kind.read(source, opened)
-        save_draft(out, loaded.draft, info=loaded.info)
+        kind.check(source)
+        loaded = kind.read(source, load_target(target))
+        save_draft(out, loaded.draft, info=loaded.info, dtype=loaded.dtype)
     else:
-        kind.write(load_draft(source, target=opened), out)
-    Console(highlight=False, soft_wrap=True).print(f"written: {out}")
+        check_draft(str(source), option="SOURCE")
+        loaded = load_draft(draft_folder(str(source), option="SOURCE"), target=load_target(target))
+        kind.write(loaded, out)
+    Console(highlight=False, soft_wrap=True).print(f"written: {out}, {loaded.dtype}")
 
 
 PLUGIN = Command(run=convert, group="Use", order=30)

@@ -39,7 +39,7 @@ def generate(
 
     console = Console(highlight=False, soft_wrap=True)
     text = sys.stdin.read() if prompt == "-" else prompt
-    opened, drafting = open_target_and_draft(target, draft, compile_=compile_, threads=threads)
+    opened, drafting = open_target_and_draft(target, draft, plan=plan, compile_=compile_, threads=threads)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature}
     if temperature > 0:
         options |= {"top_k": top_k, "top_p": top_p}

@@ -27,6 +27,11 @@ def make_proposer(draft: Draft | None, target: Target, *, plan: ProposalPlan, sa
                 f"the draft was made for a vocabulary of {draft.vocab.target_size} ids; the target has "
                 f"{target.vocab_size}"
             )
+        if draft.target_width != target.hidden_size or max(draft.taps) >= target.num_layers:
+            raise ConfigError(
+                f"the draft reads layers {', '.join(map(str, draft.taps))} of width {draft.target_width}; the target "
+                f"has layers 0 to {target.num_layers - 1} of width {target.hidden_size}"
+            )
         return SequentialProposer(draft, target, plan, sampling)
     if plan.law == "sampled":
         raise UnsupportedOption("proposal law 'sampled' needs a draft that is a probability law; use 'ranked'")

@@ -42,11 +42,12 @@ class SequentialDraft(nn.Module):
 
     Its parts are apart, so that decoding (`level`, over a cache) and training (`training/unroll.py`, over a batch) run
     the same ones.  Embeddings are lent by the target and never saved.
-    taps: target layers whose outputs it reads, side by side.  vocab: its vocabulary.  max_positions: longest context
-    for which it was made.  attention: the projections of its layer.
+    taps: target layers whose outputs it reads, side by side.  target_width: H, numbers of one of them.  vocab: its
+    vocabulary.  max_positions: longest context for which it was made.  attention: the projections of its layer.
     """
 
     taps: tuple[int, ...]
+    target_width: int
     max_positions: int
     attention: Attention
 

@@ -89,6 +89,7 @@ class Eagle3(SequentialDraft):
             )
         self.config = config
         self.taps = config.taps
+        self.target_width = config.target_hidden_size
         self.max_positions = config.max_position_embeddings
         self.rotary = RotarySpec.from_settings(
             config.rope, head_dim=config.head_dim, max_positions=config.max_position_embeddings

@@ -17,10 +17,12 @@ from paceline.targets.generic import Target
 class Format:
     """A foreign format of draft folders.
 
+    check: folder -> nothing; refuses what is plainly not of the format, before a target is loaded for it.
     read: (folder, target) -> draft, strictly: every tensor is used, ignored for a stated reason, or an error.
     write: (draft, folder) writes the folder whole or not at all.  Raises CheckpointError, UnsupportedExport.
     """
 
+    check: Callable[[Path], None]
     read: Callable[[Path, Target], LoadedDraft]
     write: Callable[[LoadedDraft, Path], None]
 

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from paceline.errors import CheckpointError, UnsupportedExport
 from paceline.interop._base import Format
 from paceline.ops.rotary import RotarySpec
 from paceline.ops.vocab import DraftVocab
-from paceline.store.checkpoint import DraftInfo, LoadedDraft
+from paceline.store.checkpoint import DTYPES, DraftInfo, LoadedDraft
 from paceline.store.files import folder_aside
 from paceline.store.fingerprint import identify_target
 from paceline.store.weights import check_finite, fill_module, read_tensors, write_tensors
@@ -34,6 +35,11 @@ ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_fa
 OTHER_NETWORKS = ("fc_norm", "norm_before_residual", "norm_before_fc", "attention_output_gate")
 
 
+def check(folder: Path) -> None:
+    """Raises CheckpointError for a folder without a configuration that this format knows."""
+    _read_config(folder)
+
+
 def read(folder: Path, target: Target) -> LoadedDraft:
     """A published folder as a draft for `target`.  Raises CheckpointError naming file, keys or tensors at fault."""
     config = _read_config(folder)
@@ -46,20 +52,24 @@ def read(folder: Path, target: Target) -> LoadedDraft:
     rest = {name: value.float() for name, value in tensors.items() if name not in MAP}
     fill_module(draft, {**rest, **own}, where=str(folder / WEIGHTS))
     info = DraftInfo("eagle3", sizes, identify_target(target), {"imported_from": "eagle"})
-    return LoadedDraft(draft.eval(), info)
+    kept = "bfloat16" if tensors["fc.weight"].dtype == torch.bfloat16 else "float32"
+    return LoadedDraft(draft.eval(), info, kept)
 
 
 def write(loaded: LoadedDraft, folder: Path) -> None:
-    """A draft as a published folder, in bfloat16; all names and shapes are checked before the folder appears."""
+    """A draft as a published folder, in the dtype that its own has; all is checked before the folder appears."""
     draft = loaded.draft
     if not isinstance(draft, eagle3.Eagle3):
         raise UnsupportedExport(f"format eagle holds eagle3 drafts; found {loaded.info.name}")
     state = draft.state_dict()
-    tensors = {name: value.bfloat16() if value.is_floating_point() else value for name, value in state.items()}
+    dtype = DTYPES[loaded.dtype]
+    tensors = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
     check_export(tensors, draft.config, where=str(folder))
     with folder_aside(folder) as aside:
         write_tensors(aside / WEIGHTS, tensors)
-        text = json.dumps(foreign_config(draft.config, num_layers=loaded.info.target.num_layers), indent=2)
+        text = json.dumps(
+            foreign_config(draft.config, num_layers=loaded.info.target.num_layers, dtype=loaded.dtype), indent=2
+        )
         (aside / CONFIG).write_text(text + "\n", "utf-8")
 
 
@@ -109,7 +119,7 @@ def expected_shapes(config: eagle3.Eagle3Config) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def foreign_config(config: eagle3.Eagle3Config, *, num_layers: int) -> dict[str, Any]:
+def foreign_config(config: eagle3.Eagle3Config, *, num_layers: int, dtype: str) -> dict[str, Any]:
     """config.json: flat and Llama-like; layer ids as servers count them, one more than ours (layer inputs)."""
     rotary = RotarySpec.from_settings(
         config.rope, head_dim=config.head_dim, max_positions=config.max_position_embeddings
@@ -129,7 +139,7 @@ def foreign_config(config: eagle3.Eagle3Config, *, num_layers: int) -> dict[str,
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,
         "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
+        "torch_dtype": dtype,
         **rotary,
         "eagle_config": {
             "eagle_aux_hidden_state_layer_ids": [tap + 1 for tap in config.taps],
@@ -216,4 +226,4 @@ def _check_target(sizes: eagle3.Eagle3Config, target: Target, folder: Path) -> N
         )
 
 
-PLUGIN = Format(read=read, write=write)
+PLUGIN = Format(check=check, read=read, write=write)

@@ -63,10 +63,14 @@ class DraftInfo:
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """A draft ready for use, in evaluation mode, and what its folder says of it."""
+    """A draft ready for use, in evaluation mode, and what its folder says of it.
+
+    dtype: "float32" or "bfloat16", of the weights on disk.
+    """
 
     draft: SequentialDraft
     info: DraftInfo
+    dtype: str = "float32"
 
 
 def save_draft(
@@ -133,7 +137,8 @@ def load_draft(
     info = read_info(path)
     tensors = read_tensors(path / WEIGHTS)
     where = str(path / WEIGHTS)
-    vocab = _read_vocab(tensors, facts=_read_facts(path), where=where)
+    facts = _read_facts(path)
+    vocab = _read_vocab(tensors, facts=facts, where=where)
     config = info.config
     if target is not None:
         _check_target(info, target, vocab=vocab, where=str(path), warn=warn)
@@ -143,7 +148,8 @@ def load_draft(
     assert isinstance(draft, SequentialDraft), "only drafts with weights are saved"
     own = {name: tensor for name, tensor in draft.state_dict().items() if name in MAP}
     fill_module(draft, {**{name: value for name, value in tensors.items() if name not in MAP}, **own}, where=where)
-    return LoadedDraft(draft.to(device=device, dtype=dtype).eval(), dataclasses.replace(info, config=config))
+    info = dataclasses.replace(info, config=config)
+    return LoadedDraft(draft.to(device=device, dtype=dtype).eval(), info, facts["dtype"])
 
 
 def _facts(draft: SequentialDraft, info: DraftInfo, *, dtype: str, digests: dict[str, str]) -> dict[str, Any]:

@@ -74,7 +74,9 @@ class FeatureWriter:
     """Appends rows to a folder; opening a folder of the same fingerprint resumes it.
 
     max_disk: cap in bytes on all files of the folder.  Use as a context manager: leaving it, also by an exception,
-    writes the rows that are still in memory.  Raises CheckpointError when the folder holds features of another origin.
+    writes the rows that are still in memory.  damaged: names of the shards that were not what was captured; they are
+    dropped, so that their rows are captured again.  Raises CheckpointError when the folder holds features of another
+    origin.
     """
 
     def __init__(
@@ -93,8 +95,10 @@ class FeatureWriter:
         if (self.folder / INDEX).exists():
             found, self._shards = read_index(self.folder)
             check_origin(self.folder, found=found, expected=fingerprint)
-        for shard in self._shards:
-            check_size(self.folder, shard)
+        self.damaged = [shard.file for shard in self._shards if not self._is_whole(shard)]
+        self._shards = [shard for shard in self._shards if shard.file not in self.damaged]
+        if self.damaged:
+            write_index(self.folder, fingerprint=self.fingerprint, shards=self._shards)
         self._remove_strays()
         self._digests = {digest for shard in self._shards for digest, _ in shard.rows}
         self._written = INDEX_BYTES + sum(shard.disk_bytes for shard in self._shards)
@@ -160,7 +164,7 @@ class FeatureWriter:
         """Write the open shard.  Raises DataError when the disk is full: finished shards stay, no other file."""
         if not self._pending:
             return
-        name = shard_name(len(self._shards))
+        name = self._next_name()
         columns = {key: torch.cat([row[key] for _, row in self._pending]) for key in ("ids", "mask", "taps", "hidden")}
         content = save(columns)
         rows = tuple((digest, len(row["ids"])) for digest, row in self._pending)
@@ -179,9 +183,18 @@ class FeatureWriter:
             ) from error
         self._written += shard.disk_bytes
 
+    def _next_name(self) -> str:
+        """The first name that no listed shard has."""
+        listed = {shard.file for shard in self._shards}
+        return next(name for name in map(shard_name, range(len(listed) + 1)) if name not in listed)
+
     def close(self) -> None:
         """Write what is still in memory."""
         self.flush()
+
+    def _is_whole(self, shard: Shard) -> bool:
+        path = self.folder / shard.file
+        return path.is_file() and path.stat().st_size == shard.size and sha256_file(path) == shard.sha256
 
     def _remove_strays(self) -> None:
         listed = {shard.file for shard in self._shards}
@@ -189,7 +202,7 @@ class FeatureWriter:
             if path.name not in listed:
                 path.unlink()
         remove_partial(self.folder / INDEX)
-        remove_partial(self.folder / shard_name(len(self._shards)))
+        remove_partial(self.folder / self._next_name())
 
 
 class FeatureReader:

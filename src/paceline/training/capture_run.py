@@ -55,10 +55,13 @@ def run_capture(
     *,
     folder: Path,
     max_disk: int | None,
+    say: Say,
     report: Callable[[CaptureProgress], None] = lambda progress: None,
 ) -> CaptureProgress:
-    """Store what the folder lacks.  max_disk: cap in bytes on the whole folder."""
+    """Store what the folder lacks, damaged shards included.  max_disk: cap in bytes on the whole folder."""
     with FeatureWriter(folder, fingerprint=plan.fingerprint, max_disk=max_disk) as writer:
+        if writer.damaged:
+            say(f"not what was captured, so captured again: {', '.join(writer.damaged)}")
         return capture(plan.target, plan.examples, writer=writer, report=report)
 
 

@@ -30,6 +30,7 @@ from paceline.training.plan import RunPlan, hold_out
 from paceline.training.sources import target_states
 
 Say = Callable[[str], None]
+SHOWN = 5  # rows that are named when they are left out
 SAMPLE = 8  # examples that say how large the target's states are
 
 
@@ -146,6 +147,12 @@ def _build(
         answers=recipe.data.answers,
     )
     say(f"data: {built.summary()}")
+    lost = [f"{skip.source}: skipped: {skip.reason}" for skip in reading.skips]
+    lost += [f"{drop.source}: dropped: {drop.reason}" for drop in built.drops]
+    for line in lost[:SHOWN]:
+        say(f"data: {line}")
+    if len(lost) > SHOWN:
+        say(f"data: and {len(lost) - SHOWN} more; `paceline mask` names them all")
     return built
 
 

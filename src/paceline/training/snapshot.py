@@ -66,7 +66,7 @@ def check_identity(found: Mapping[str, Any], *, expected: Mapping[str, Any], whe
         more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
         raise ConfigError(
             f"{where} was trained with another {key}: {_short(found.get(key))}, now {_short(expected[key])}{more}; "
-            "resume with the same, or begin elsewhere with --init-from"
+            "resume with the same, or begin anew in another --out"
         )
 
 

@@ -23,8 +23,8 @@ from accelerate.utils import gather_object
 
 from paceline.config import Recipe, dump_recipe
 from paceline.drafts._base import SequentialDraft
-from paceline.errors import ConfigError
-from paceline.store.checkpoint import save_draft
+from paceline.errors import CheckpointError, ConfigError
+from paceline.store.checkpoint import read_info, save_draft
 from paceline.store.files import write_text
 from paceline.store.manifest import close_manifest, open_manifest
 from paceline.store.training_state import latest_state, write_state
@@ -91,6 +91,8 @@ def train(
         torch.set_num_threads(recipe.training.threads)
     if (out / STATE).exists() and not resume:
         raise ConfigError(f"{out} holds a run already; pass --resume to go on with it, or choose another --out")
+    if init_from is not None:
+        _check_start(init_from)
     accelerator = make_accelerator(recipe.training, out=out, target=target)
     say = watch.say if accelerator.is_main_process else _silent
     if target is None:
@@ -309,6 +311,14 @@ class Trainer:
 
     def _track(self, values: dict[str, float], step: int) -> None:
         self.accelerator.log(values, step=step)
+
+
+def _check_start(folder: Path) -> None:
+    """Refuse what is no draft before a target is loaded and rows are read."""
+    try:
+        read_info(folder)
+    except CheckpointError as error:
+        raise ConfigError(f"--init-from: {error}") from error
 
 
 def _silent(_text: str) -> None:
