@@ -159,7 +159,16 @@ def replace_norm(model: Any) -> None:
     model.model.norm.weight.data = model.model.norm.weight.data * 2
 
 
-@pytest.mark.parametrize("change", [replace_weight, replace_norm])
+def slow_the_rotation(model: Any) -> None:
+    model.model.rotary_emb.inv_freq.mul_(0.5)
+
+
+def scale_the_scores(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.scaling *= 2
+
+
+@pytest.mark.parametrize("change", [replace_weight, replace_norm, slow_the_rotation, scale_the_scores])
 def test_weights_that_were_replaced_are_found(change: Callable[[Any], None]) -> None:
     native, eager = pair("llama")
     session(native)
@@ -181,10 +190,34 @@ def steer(model: Any) -> None:
     model.model.layers[1].register_forward_hook(lambda module, inputs, output: output * 2)
 
 
+def steer_the_whole(model: Any) -> None:
+    model.register_forward_hook(lambda module, inputs, output: output)
+
+
+def steer_the_decoder(model: Any) -> None:
+    model.model.register_forward_pre_hook(lambda module, inputs: None)
+
+
+def replace_forward(model: Any) -> None:
+    forward = model.forward
+    model.forward = lambda *inputs, **options: forward(*inputs, **options)
+
+
+def replace_activation(model: Any) -> None:
+    model.model.layers[1].mlp.act_fn = nn.GELU()
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
-    [(wrap_linear, "Sequential"), (halve, "bfloat16"), (steer, "hook")],
-    ids=["wrap", "half", "hook"],
+    [
+        (wrap_linear, "Sequential"),
+        (halve, "bfloat16"),
+        (steer, "hook"),
+        (steer_the_whole, "hook"),
+        (steer_the_decoder, "hook"),
+        (replace_forward, "forward"),
+        (replace_activation, "GELU"),
+    ],
 )
 def test_a_change_it_does_not_know_makes_it_step_back(
     change: Callable[[Any], None], words: str, caplog: pytest.LogCaptureFixture
@@ -199,6 +232,13 @@ def test_a_change_it_does_not_know_makes_it_step_back(
     assert words in line and "torch eager" in line
     for one, other in zip(found, session(eager), strict=True):
         assert torch.equal(one, other)
+
+
+def test_states_asked_for_once_do_not_cost_the_native_forward() -> None:
+    native, eager = pair("llama")
+    native.model(ids(1, 5, generator=torch.Generator().manual_seed(1)), output_hidden_states=True)
+    assert all(distance(a, b) < 1e-5 for a, b in zip(session(native), session(eager), strict=True))
+    assert native.engine == "native"
 
 
 REFUSED = {

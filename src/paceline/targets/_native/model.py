@@ -46,6 +46,7 @@ class NativeForward:
         if not self._parts.is_current():
             self._parts = Parts(self._model)
             self._angles = Angles(self._tables)
+            self._angles.grow(1)
         rows = torch.arange(tokens.numel()).view(tokens.shape)
         if logit_rows is not None:
             rows = rows[:, logit_rows]

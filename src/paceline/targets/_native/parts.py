@@ -17,13 +17,15 @@ from paceline.native.build import Unavailable
 from paceline.targets import _transformers as tf
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+SILU = ("SiLU", "SiLUActivation")  # torch's, transformers' own
 LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary types whose angles change with the longest position so far
 PRODUCTS = {
     "q": ("self_attn", "q_proj"), "k": ("self_attn", "k_proj"), "v": ("self_attn", "v_proj"),
     "o": ("self_attn", "o_proj"), "gate": ("mlp", "gate_proj"), "up": ("mlp", "up_proj"), "down": ("mlp", "down_proj"),
 }  # fmt: skip
 HEAD_NORMS = {"q_norm": "q_norm", "k_norm": "k_norm"}
-TAP_HOOKS = "paceline.targets.generic"  # hooks from there only look
+# Hooks from there only look: a target's taps, and what transformers leaves behind after output_hidden_states=True.
+LOOKING_HOOKS = ("paceline.targets.generic", "transformers.utils.output_capturing")
 
 
 class Parts:
@@ -33,10 +35,16 @@ class Parts:
         self._modules: list[tuple[dict[str, Any], str, nn.Module]] = []  # (where it hangs, name, what hung there)
         self._weights: list[tuple[dict[str, Any], str]] = []
         self._hooks: list[dict[int, Any]] = []
+        self._own: list[dict[str, Any]] = []  # attributes of every module that the native forward stands for
+        self._decoder = model.get_decoder()
         config = tf.text_config(model)
-        decoder = model.get_decoder()
+        decoder = self._decoder
         _refuse_family(model, config)
         self.rotary = decoder.rotary_emb
+        for name, module in (("model", model), ("decoder", decoder)):
+            self._watch(module, name)
+        self._hang(decoder, "rotary_emb")
+        self._hang(decoder, "layers")
         self._hang(decoder, "norm")
         self._hang(decoder, "embed_tokens")
         self._hang(model, "lm_head")
@@ -59,12 +67,20 @@ class Parts:
         )  # fmt: skip
         self._refuse_sizes()
         self._addresses = self._read_addresses()
+        self._settings = self._read_settings()
+        if len({layer.self_attn.scaling for layer in layers}) != 1:
+            raise Unavailable("its layers scale their scores differently")
 
     def is_current(self) -> bool:
-        """Whether modules, weights and hooks are those that were found; a change of values in place is no change."""
+        """Whether modules, settings, weights and hooks are those that were found.
+
+        A change of a weight's values in place is no change: they are read where they lie.
+        """
         return (
             all(place.get(name) is module for place, name, module in self._modules)
+            and not any("forward" in attributes for attributes in self._own)
             and self._read_addresses() == self._addresses
+            and self._read_settings() == self._settings
             and not any(_foreign(hooks) for hooks in self._hooks if hooks)
         )
 
@@ -73,6 +89,10 @@ class Parts:
         self._hang(layers, str(index))
         for name in ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm"):
             self._hang(layer, name)
+        self._hang(layer.mlp, "act_fn")
+        activation = type(layer.mlp.act_fn).__name__
+        if activation not in SILU:
+            raise Unavailable(f"its activation is {activation}, not silu")
         fields: dict[str, Any] = {"window": window}
         for field, (block, name) in PRODUCTS.items():
             self._hang(getattr(layer, block), name)
@@ -89,9 +109,13 @@ class Parts:
 
     def _hang(self, parent: Any, name: str) -> None:
         module: Any = parent._modules[name]
+        self._watch(module, name)
+        self._modules.append((parent._modules, name, module))
+
+    def _watch(self, module: Any, name: str) -> None:
         if "forward" in vars(module):
             raise Unavailable(f"the forward of its '{name}' was replaced")
-        self._modules.append((parent._modules, name, module))
+        self._own.append(vars(module))
         found: list[dict[int, Any]] = [module._forward_hooks, module._forward_pre_hooks]
         if any(_foreign(hooks) for hooks in found):
             raise Unavailable(f"its '{name}' has a hook")
@@ -113,6 +137,12 @@ class Parts:
             raise Unavailable(f"a weight is {type(weight).__name__} of {tuple(weight.shape)}, expected plain {shape}")
         self._weights.append((module._parameters, name))
         return weight.data_ptr()
+
+    def _read_settings(self) -> list[Any]:
+        """What the native forward has read and a module does not keep as a weight: scales, eps, rotary frequencies."""
+        attention = [layer.self_attn.scaling for layer in self._decoder.layers]
+        frequencies = self.rotary.inv_freq
+        return [*attention, self._decoder.norm.variance_epsilon, frequencies.data_ptr(), frequencies._version]
 
     def _read_addresses(self) -> list[int]:
         return [parameters[name].data_ptr() for parameters, name in self._weights]
@@ -152,5 +182,5 @@ def _windows(model: Any, count: int) -> list[int]:
 
 
 def _foreign(hooks: dict[int, Any]) -> bool:
-    """Whether hooks other than a target's taps are registered: the native forward would not call them."""
-    return any(getattr(hook, "__module__", "") != TAP_HOOKS for hook in hooks.values())
+    """Whether hooks are registered that do more than look: the native forward would not call them."""
+    return any(getattr(hook, "__module__", "") not in LOOKING_HOOKS for hook in hooks.values())
