@@ -31,6 +31,17 @@ class KVCache:
         self._slots: Tensor | None = None
         self._start: int | None = None
 
+    def ensure(self, capacity: int) -> None:
+        """Have room for so many slots: buffers at least double when they grow, so that each row is copied rarely."""
+        if capacity <= self.capacity:
+            return
+        self.capacity = max(capacity, 2 * self.capacity)
+        for buffers in (self.keys, self.values):
+            for layer, old in buffers.items():
+                batch, heads, slots, width = old.shape
+                buffers[layer] = old.new_zeros(batch, heads, self.capacity, width)
+                buffers[layer][:, :, :slots] = old
+
     def place(self, slots: Tensor, *, view: int, start: int | None = None) -> None:
         """Say where the next call writes: slots [B, n] int64; `view` slots are shown to attention.
 

@@ -16,6 +16,7 @@ def convert(
     to: Annotated[str | None, typer.Option("--to", help="Foreign format to write: eagle.")] = None,
 ) -> None:
     """Read a published draft (--from eagle) or write one that serving engines load (--to eagle)."""
+    import torch
     from rich.console import Console
 
     from paceline.cli._opening import check_draft, draft_folder
@@ -37,7 +38,8 @@ def convert(
         save_draft(out, loaded.draft, info=loaded.info, dtype=loaded.dtype)
     else:
         check_draft(str(source), option="SOURCE")
-        loaded = load_draft(draft_folder(str(source), option="SOURCE"), target=load_target(target))
+        folder = draft_folder(str(source), option="SOURCE")
+        loaded = load_draft(folder, target=load_target(target), dtype=torch.float32)
         kind.write(loaded, out)
     Console(highlight=False, soft_wrap=True).print(f"written: {out}, {loaded.dtype}")
 

@@ -6,9 +6,10 @@ no arithmetic.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Unpack, cast
+from typing import SupportsIndex, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -18,9 +19,11 @@ from paceline.decoding.binding import Draft, make_loop, make_row
 from paceline.decoding.loop import Commit, RowState
 from paceline.decoding.plan import ProposalPlan
 from paceline.decoding.stats import RunStats
+from paceline.drafts._base import LookupDraft, SequentialDraft
 from paceline.errors import ConfigError
 from paceline.targets.generic import Target
 
+EXPECTED = "expected a text, token ids, or chat messages"
 Prompt = str | Sequence[int] | Sequence[dict[str, str]]
 
 
@@ -101,6 +104,7 @@ class _Session:
         seed: int,
         options: opt.GenerationOptions,
     ) -> None:
+        _refuse_types(target, draft, plan)
         opt.refuse_unknown(options)
         options = opt.with_sampling(opt.with_stop_strings(options, model=target.model, tokenizer=target.tokenizer))
         self.target = target
@@ -131,6 +135,16 @@ class _Session:
         return Generation(row.ids[: row.prompt_length], row.new_tokens, text, row.from_draft, scores, logits)
 
 
+def _refuse_types(target: object, draft: object, plan: object) -> None:
+    """Names and models are easily handed over where our own objects are expected."""
+    if not isinstance(target, Target):
+        raise ConfigError(f"target is a {type(target).__name__}; expected a paceline.Target, as load_target returns it")
+    if draft is not None and (isinstance(draft, str) or not isinstance(draft, SequentialDraft | LookupDraft)):
+        raise ConfigError(f"draft is a {type(draft).__name__}; expected the draft of what load_draft returns, or None")
+    if not isinstance(plan, ProposalPlan):
+        raise ConfigError(f"plan is a {type(plan).__name__}; expected a ProposalPlan, such as ProposalPlan.chain(5)")
+
+
 def _for_prompt(options: opt.GenerationOptions, index: int) -> opt.GenerationOptions:
     """Each prompt is prepared alone; a function of the place in the batch must still be told its place."""
     allowed = options.get("prefix_allowed_tokens_fn")
@@ -139,17 +153,28 @@ def _for_prompt(options: opt.GenerationOptions, index: int) -> opt.GenerationOpt
     return {**options, "prefix_allowed_tokens_fn": lambda _row, ids: allowed(index, ids)}
 
 
-def _as_prompts(prompts: Prompt | Sequence[Prompt], target: Target) -> list[list[int]]:
+def _as_prompts(prompts: object, target: Target) -> list[list[int]]:
+    """Ids of each prompt; one prompt alone is a text, a list of ids, or a list of messages."""
+    if isinstance(prompts, Tensor):
+        prompts = prompts.tolist()  # sync
     if isinstance(prompts, str):
         return [_ids(prompts, target)]
-    if len(prompts) == 0:
-        raise ConfigError("no prompts were given; pass a text, token ids, chat messages, or a list of these")
-    if isinstance(prompts[0], (int, dict)):
-        return [_ids(cast("Prompt", prompts), target)]
-    return [_ids(prompt, target) for prompt in cast("Sequence[Prompt]", prompts)]
+    if not isinstance(prompts, Sequence):
+        raise ConfigError(f"prompts is a {type(prompts).__name__}; {EXPECTED}, or a list of these")
+    several = cast("Sequence[object]", prompts)
+    if len(several) == 0:
+        raise ConfigError(f"no prompts were given; {EXPECTED}, or a list of these")
+    if isinstance(several[0], (str, Sequence, Tensor)):
+        return [_ids(prompt, target) for prompt in several]
+    return [_ids(several, target)]
 
 
-def _ids(prompt: Prompt, target: Target) -> list[int]:
+def _ids(prompt: object, target: Target) -> list[int]:
+    """Ids of one prompt.  Raises ConfigError."""
+    if isinstance(prompt, Tensor):
+        prompt = prompt.tolist()  # sync
+    if not isinstance(prompt, Sequence):
+        raise ConfigError(f"a prompt is a {type(prompt).__name__}; {EXPECTED}")
     if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], dict)):
         if target.tokenizer is None:
             raise ConfigError("this target has no tokenizer; pass token ids")
@@ -159,10 +184,17 @@ def _ids(prompt: Prompt, target: Target) -> list[int]:
             encoded = target.tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=True)
             ids = list(encoded["input_ids"])
     else:
-        ids = [int(token) for token in cast("Sequence[int]", prompt)]
+        ids = [_id(token) for token in cast("Sequence[object]", prompt)]
     if not ids:
         raise ConfigError("an empty prompt cannot be continued; give at least one token")
     bad = [token for token in ids if not 0 <= token < target.vocab_size]
     if bad:
         raise ConfigError(f"token id {bad[0]} is not in the target's vocabulary of {target.vocab_size}")
     return ids
+
+
+def _id(token: object) -> int:
+    try:
+        return operator.index(cast("SupportsIndex", token))
+    except TypeError:
+        raise ConfigError(f"a prompt holds {token!r}, a {type(token).__name__}; {EXPECTED}") from None

@@ -32,6 +32,10 @@ def make_proposer(draft: Draft | None, target: Target, *, plan: ProposalPlan, sa
                 f"the draft reads layers {', '.join(map(str, draft.taps))} of width {draft.target_width}; the target "
                 f"has layers 0 to {target.num_layers - 1} of width {target.hidden_size}"
             )
+        if draft.head_weight.device != target.device:
+            raise ConfigError(
+                f"the draft is on {draft.head_weight.device}, the target on {target.device}; move one of them"
+            )
         return SequentialProposer(draft, target, plan, sampling)
     if plan.law == "sampled":
         raise UnsupportedOption("proposal law 'sampled' needs a draft that is a probability law; use 'ranked'")

@@ -18,9 +18,12 @@ from paceline.decoding.propose import NoDraft, Proposer
 from paceline.decoding.sampling import RowDice
 from paceline.decoding.stats import RunStats
 from paceline.decoding.verify import Process, Recorder, Stop, walk
+from paceline.errors import ConfigError
 from paceline.records import Tree, Verdict
 from paceline.targets._cache import TargetCache
 from paceline.targets.generic import Target
+
+RESERVED = 2048  # new tokens that a cache has room for at first; it grows for those who write more
 
 
 @dataclass(slots=True)
@@ -78,7 +81,8 @@ class DecodeLoop:
         live = [row for row in rows if row.max_new_tokens > 0]
         if not live:
             return
-        capacity = max(len(row.ids) + row.max_new_tokens for row in live) + self.scratch
+        self._refuse_lengths(live)
+        capacity = max(len(row.ids) + min(row.max_new_tokens, RESERVED) for row in live) + self.scratch
         cache = self.target.new_cache(len(live), capacity=capacity)
         self.proposer.begin(len(live), capacity=capacity)
         commits, live = self._prefill(cache, live)
@@ -86,6 +90,16 @@ class DecodeLoop:
         while live:
             commits, live = self._round(cache, live)
             yield from commits
+
+    def _refuse_lengths(self, rows: Sequence[RowState]) -> None:
+        """Learned positions end somewhere; rotary ones do not."""
+        limit = self.target.learned_positions
+        longest = max(len(row.ids) + row.max_new_tokens for row in rows)
+        if limit is not None and longest > limit:
+            raise ConfigError(
+                f"prompt and new tokens may come to {longest}; {self.target.name} has learned positions for {limit}: "
+                "lower max_new_tokens or shorten the prompt"
+            )
 
     @contextmanager
     def _tapped(self) -> Generator[None]:
@@ -119,6 +133,7 @@ class DecodeLoop:
             dice=[row.dice for row in live],
         )
         drafted = time.perf_counter()
+        cache.ensure(max(cache.lengths) + proposal.tokens.shape[1])
         with self._tapped():
             scores = self.target.score(cache, proposal.tokens, mask=proposal.mask, depths=proposal.depths)
         scored = time.perf_counter()

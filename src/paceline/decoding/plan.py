@@ -10,6 +10,8 @@ from typing import Literal
 
 from paceline.errors import ConfigError
 
+MOST_NODES = 4096  # far beyond what pays, and still a mask of some MB
+
 
 @dataclass(frozen=True, slots=True)
 class ProposalPlan:
@@ -28,6 +30,11 @@ class ProposalPlan:
         if self.depth < 1 or self.width < 1 or self.nodes < 1:
             raise ConfigError(
                 f"proposal: depth, width and nodes must be at least 1, found {self.depth}, {self.width}, {self.nodes}"
+            )
+        if max(self.nodes, self.depth * self.width) > MOST_NODES:
+            raise ConfigError(
+                f"proposal: {self.nodes} nodes, {self.depth} levels of {self.width}; expected at most {MOST_NODES} "
+                "nodes"
             )
         if self.law not in ("ranked", "sampled"):
             raise ConfigError(f"proposal law is {self.law!r}; expected 'ranked' or 'sampled'")

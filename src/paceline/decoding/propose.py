@@ -151,7 +151,7 @@ class SequentialProposer(Proposer):
         self.draft, self.plan, self.sampling = draft, plan, sampling
         self.taps = draft.taps
         self.cache = KVCache(0, capacity=0)
-        self._run = choose_level(draft, target)
+        self._run, self._dtype = choose_level(draft, target), draft.head_weight.dtype
         self._root = DraftOutput(torch.empty(0), torch.empty(0))
         self._seen = torch.empty(0)  # [B, n, above] bool, of the level above
 
@@ -166,10 +166,12 @@ class SequentialProposer(Proposer):
         counts = [len(row) for row in tokens]
         ids = tree.stack(tokens, fill=0)
         batch, count = ids.shape
+        self.cache.ensure(max(self.cache.lengths) + count + self.plan.scratch)
         causal = torch.ones(count, count, dtype=torch.bool).tril().expand(batch, -1, -1)
+        features = self.draft.fuse(taps[:, :count].to(self._dtype))
         last = torch.arange(batch) * count + torch.tensor(counts) - 1
         self._root = self._run(
-            self.cache, ids, self.draft.fuse(taps[:, :count]), depths=torch.arange(count).expand(batch, -1),
+            self.cache, ids, features, depths=torch.arange(count).expand(batch, -1),
             seen=causal, above=0, wanted=last[:, None],
         )  # fmt: skip
         self.cache.commit([range(count) for count in counts])

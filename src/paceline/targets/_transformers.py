@@ -52,6 +52,15 @@ def decoder_layers(model: Any) -> nn.ModuleList:
     )
 
 
+def learned_positions(model: Any) -> int | None:
+    """How many positions a model with learned position embeddings has; None for rotary ones, which do not end."""
+    most = getattr(text_config(model), "max_position_embeddings", None)
+    words = model.get_input_embeddings()
+    tables = (module for module in decoder(model).modules() if isinstance(module, nn.Embedding) and module is not words)
+    # Some families keep two rows more than they have positions.
+    return most if most is not None and any(0 <= table.num_embeddings - most <= 2 for table in tables) else None
+
+
 def refuse_recurrent(model: Any) -> None:
     """Refuse, by name, a model whose state cannot be rolled back by forgetting rows of a key/value cache."""
     config = text_config(model)

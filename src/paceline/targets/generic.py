@@ -54,6 +54,7 @@ class Target:
         self.hidden_size: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
         self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
+        self.learned_positions: int | None = tf.learned_positions(model)
         self._layers = tf.decoder_layers(model)
         self._mask_kinds = tf.mask_kinds(model)
         self._cache_argument = tf.cache_argument(model)

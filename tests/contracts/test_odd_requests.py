@@ -1,0 +1,102 @@
+"""Requests that are unusual but right, and those that are wrong: each works, or is refused in one line."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import paceline
+from fixtures_decoding import TREE, new_tokens, prompts
+from fixtures_drafts import tiny_eagle3
+from fixtures_models import make_target, tiny_llama
+from paceline.decoding import loop
+from paceline.decoding.plan import ProposalPlan
+from paceline.drafts.ngram import Ngram, NgramConfig
+from paceline.errors import ConfigError
+from paceline.targets.generic import Target
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_an_answer_longer_than_the_cache_at_first(monkeypatch, batch):
+    target = make_target(tiny_llama())
+    want = [new_tokens(target.model, prompt, max_new_tokens=60) for prompt in prompts(batch)]
+    monkeypatch.setattr(loop, "RESERVED", 3)
+    for draft in (None, Ngram(NgramConfig()), tiny_eagle3(target)):
+        result = paceline.generate(target, prompts(batch), draft=draft, plan=TREE, max_new_tokens=60)
+        assert [row.tokens for row in result.rows] == want
+
+
+def test_a_huge_limit_costs_nothing_when_the_answer_ends():
+    target = make_target(tiny_llama())
+    prompt = prompts(1)[0]
+    end = new_tokens(target.model, prompt, max_new_tokens=9)[-1]
+    result = paceline.generate(target, prompt, draft=tiny_eagle3(target), max_new_tokens=10**9, eos_token_id=end)
+    assert result.rows[0].tokens[-1] == end
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64])
+def test_a_draft_of_another_dtype_works(kind):
+    target = make_target(tiny_llama())
+    want = new_tokens(target.model, prompts(1)[0], max_new_tokens=20)
+    for plan in (TREE, ProposalPlan.chain(3)):
+        draft = tiny_eagle3(target).to(kind)
+        assert paceline.generate(target, prompts(1), draft=draft, plan=plan, max_new_tokens=20).rows[0].tokens == want
+    sampled = ProposalPlan.chain(3, law="sampled")
+    result = paceline.generate(target, prompts(1), draft=draft, plan=sampled, max_new_tokens=20, temperature=1.0)
+    assert len(result.rows[0].tokens) == 20
+
+
+def test_a_draft_for_another_width_is_refused():
+    target, wide = make_target(tiny_llama()), make_target(tiny_llama(hidden_size=64))
+    with pytest.raises(ConfigError, match="of width 64; the target has layers 0 to 3 of width 32"):
+        paceline.generate(target, prompts(1), draft=tiny_eagle3(wide), max_new_tokens=4)
+
+
+def test_learned_positions_are_not_overrun():
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=24, eos_token_id=None)
+    target = Target(GPT2LMHeadModel(config).eval(), compile="off")
+    assert target.learned_positions == 24
+    assert make_target(tiny_llama()).learned_positions is None
+    with pytest.raises(ConfigError, match="learned positions for 24"):
+        paceline.generate(target, [1, 2, 3], max_new_tokens=22)
+    assert len(paceline.generate(target, [1, 2, 3], max_new_tokens=21).rows[0].tokens) == 21
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"draft": "ngram"}, "draft is a str"),
+        ({"draft": 3}, "draft is a int"),
+        ({"plan": "chain:5"}, "plan is a str"),
+        ({"plan": ProposalPlan}, "plan is a type"),
+    ],
+)
+def test_names_where_objects_are_expected(wrong, words):
+    with pytest.raises(ConfigError, match=words):
+        paceline.generate(make_target(tiny_llama()), [1, 2], max_new_tokens=2, **wrong)
+
+
+def test_a_model_where_a_target_is_expected():
+    with pytest.raises(ConfigError, match=r"target is a LlamaForCausalLM; expected a paceline\.Target"):
+        paceline.generate(tiny_llama(), [1, 2], max_new_tokens=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompt", [None, 3.5, [1.5, 2.0], [[1, 2], None], torch.tensor(3), [[]], [], object()])
+def test_prompts_that_are_none(prompt):
+    with pytest.raises(ConfigError) as caught:
+        paceline.generate(make_target(tiny_llama()), prompt, max_new_tokens=2)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tensor_of_ids_is_a_prompt():
+    target = make_target(tiny_llama())
+    want = new_tokens(target.model, prompts(1)[0], max_new_tokens=4)
+    assert paceline.generate(target, torch.tensor(prompts(1)[0]), max_new_tokens=4).rows[0].tokens == want  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [{"depth": 10**14}, {"depth": 2, "width": 10**10, "nodes": 3}, {"nodes": 5000}])
+def test_a_plan_that_no_machine_could_hold(size):
+    with pytest.raises(ConfigError, match="at most 4096 nodes"):
+        ProposalPlan(**size)
