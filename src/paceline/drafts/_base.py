@@ -9,21 +9,22 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from paceline.cache import KVCache
+from paceline.config import Section
 from paceline.drafts._layers import Attention, LayerParts
 from paceline.ops.vocab import DraftVocab
 from paceline.records import TargetFacts
 
 
-class DraftConfig(BaseModel):
-    """Base of every draft's configuration: stored in draft.toml, strict, frozen."""
+class DraftConfig(Section):
+    """Base of every draft's configuration: stored in draft.toml, strict, frozen.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    A field says what it may hold, so that a recipe, a folder and a foreign format are refused alike.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,7 @@ class SequentialDraft(nn.Module):
         return self.finish(features, self.attention.attend(queries, keys, values, mask=visible))
 
 
+@runtime_checkable
 class LookupDraft(Protocol):
     """A draft without weights: continues token ids by looking at them."""
 
@@ -124,8 +126,10 @@ class DraftPlugin:
 
     config: the configuration's type.  configure: (facts, options of the recipe) -> configuration.
     build: (configuration, ids of the draft vocabulary or None for a draft without one) -> draft with fresh weights.
+    has_weights: whether there is anything to train and to save.
     """
 
     config: type[DraftConfig]
     configure: Callable[[TargetFacts, dict[str, object]], DraftConfig]
     build: Callable[[DraftConfig, DraftVocab | None], SequentialDraft | LookupDraft]
+    has_weights: bool = True
