@@ -71,6 +71,19 @@ def test_a_cycle_is_learnt_and_the_best_draft_is_kept(tmp_path):
     assert "1 of 10 examples are held out" in watch.text
 
 
+def test_a_draft_that_knows_its_own_rows_only_is_told_apart(tmp_path):
+    target = counting_target()
+    rows = write_rows(tmp_path / "rows.jsonl", count=10, answer="one two three four five six seven eight nine ten one")
+    other = write_rows(tmp_path / "other.jsonl", count=10)
+    changes = ["training.steps=60", "training.validate_every=20", "training.learning_rate=3e-3"]
+    recipe = recipe_of(rows, *changes, f'data.validation=["{other}"]')
+    _, watch = run(recipe, tmp_path / "out", target)
+    warnings = [line for line in watch.said if "on held-out rows it is" in line]
+    assert warnings and warnings[-1].startswith("warning: ")
+    honest, watch = run(recipe_of(rows, *changes), tmp_path / "same", target)
+    assert honest.best == 11 / 3 and "on held-out rows it is" not in watch.text
+
+
 KILLS = {
     "before anything is saved": lambda: die_at_flush(1, where=".last.partial"),
     "inside the first state": lambda: die_at_flush(2, where=".step-00000002.partial"),

@@ -91,9 +91,11 @@ class _Screen:
     def line(self, event: str, step: int, values: Mapping[str, Any]) -> None:
         """A line of the log, where there is no bar."""
         if event == "train" and not self._console.is_terminal:
+            right = _figure(values.get("accuracy_0"), ".3f")
             self.say(
-                f"step {step}: loss {_figure(values['loss'], '.4f')}, rate {values['learning_rate']:.2e}, gradient "
-                f"{values['gradient_norm']:.3f}, {values['tokens_per_s']:,.0f} tokens/s, {values['seconds']:.0f} s"
+                f"step {step}: loss {_figure(values['loss'], '.4f')}, first guess right {right}, "
+                f"rate {values['learning_rate']:.2e}, gradient {values['gradient_norm']:.3f}, "
+                f"{values['tokens_per_s']:,.0f} tokens/s, {values['seconds']:.0f} s"
             )
 
 

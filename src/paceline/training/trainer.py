@@ -38,10 +38,11 @@ from paceline.training.prepare import Job, Say, describe_run, prepare, recipe_ta
 from paceline.training.schedule import peak_share
 from paceline.training.snapshot import Counters, check_identity, identity_of, put_state, take_state
 from paceline.training.sources import FrozenTarget
-from paceline.training.validation import Validator
+from paceline.training.validation import Validator, taught_length
 from paceline.training.window import GradientWindow, LossModule, WindowSums
 
 STATE, BEST, LAST, RECIPE = "state", "best", "last", "recipe.toml"
+GAP, FAINT = 2.0, 0.1  # how many times more a draft may promise on its own rows than it keeps on others
 CHANCE = 1.05  # accepted length below which a draft has not begun to help: nearly every round is the target's alone
 
 
@@ -142,6 +143,7 @@ class Trainer:
         )  # fmt: skip
         self._log: RunLog
         self._began = 0.0
+        self._taught: float | None = None  # see taught_length
 
     def run(self, *, resume: bool = False) -> TrainingResult:
         """From the first step, or the last state, to the end."""
@@ -225,6 +227,7 @@ class Trainer:
             counts = self._meter.counts
             self._counters.supervised += int(counts["supervised"])
             averages = self._meter.averages()
+            self._taught = taught_length(averages)
             values = {
                 **averages,
                 "learning_rate": rate,
@@ -262,8 +265,18 @@ class Trainer:
                 f"step {self._counters.step}: accepted length {score.accepted_length:.3f} +- "
                 f"{score.standard_error:.3f} ({score.rounds} rounds){', the best so far' if is_best else ''}"
             )
+            self._warn_of_gap(score.accepted_length)
             if is_best:
                 self._save_draft(BEST)
+
+    def _warn_of_gap(self, reached: float) -> None:
+        """Good on the rows it trains on and not on others: learnt by heart, or training and decoding differ."""
+        if self._taught is not None and self._taught - 1 > GAP * max(reached - 1, FAINT):
+            self._say(
+                f"warning: on the rows it trains on the draft guesses as if the accepted length were "
+                f"{self._taught:.2f}; on held-out rows it is {reached:.2f}: it has learnt these rows by heart (more "
+                "and other rows help), or the held-out rows are of another kind"
+            )
 
     def _save(self) -> None:
         self._gather_meter()

@@ -5,7 +5,7 @@ The target's states of these rows are kept in memory when they are small.  No op
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,18 @@ class Score:
     accepted_length: float
     standard_error: float
     rounds: int
+
+
+def taught_length(averages: Mapping[str, float]) -> float | None:
+    """The accepted length that the guesses on the training rows promise: 1 + a_0 + a_0 a_1 + ...
+
+    averages: of a log line; a_j is `accuracy_j`, how often unroll step j guesses the target's choice.  None without it.
+    """
+    length, reached, step = 1.0, 1.0, 0
+    while f"accuracy_{step}" in averages:
+        reached *= averages[f"accuracy_{step}"]
+        length, step = length + reached, step + 1
+    return length if step else None
 
 
 class Validator:
