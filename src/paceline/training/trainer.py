@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,7 +26,7 @@ from paceline.config import Recipe, dump_recipe
 from paceline.drafts._base import SequentialDraft
 from paceline.errors import CheckpointError, ConfigError
 from paceline.store.checkpoint import read_info, save_draft
-from paceline.store.files import write_text
+from paceline.store.files import Claim, write_text
 from paceline.store.manifest import close_manifest, open_manifest
 from paceline.store.training_state import latest_state, write_state
 from paceline.targets.generic import Target
@@ -38,7 +39,7 @@ from paceline.training.prepare import Job, Say, describe_run, prepare, recipe_ta
 from paceline.training.schedule import peak_share
 from paceline.training.snapshot import Counters, check_identity, identity_of, put_state, take_state
 from paceline.training.sources import FrozenTarget
-from paceline.training.validation import Validator, taught_length
+from paceline.training.validation import Score, Validator, taught_length
 from paceline.training.window import GradientWindow, LossModule, WindowSums
 
 STATE, BEST, LAST, RECIPE = "state", "best", "last", "recipe.toml"
@@ -100,7 +101,8 @@ def train(
         target = recipe_target(recipe, device=str(accelerator.device))
     job = prepare(recipe, target=target, init_from=init_from, say=say)
     trainer = Trainer(job, out=out, accelerator=accelerator, watch=watch, say=say)
-    return trainer.run(resume=resume)
+    with Claim(out) if accelerator.is_main_process else nullcontext():
+        return trainer.run(resume=resume)
 
 
 class Trainer:
@@ -265,12 +267,13 @@ class Trainer:
                 f"step {self._counters.step}: accepted length {score.accepted_length:.3f} +- "
                 f"{score.standard_error:.3f} ({score.rounds} rounds){', the best so far' if is_best else ''}"
             )
-            self._warn_of_gap(score.accepted_length)
+            self._warn_of_gap(score)
             if is_best:
                 self._save_draft(BEST)
 
-    def _warn_of_gap(self, reached: float) -> None:
+    def _warn_of_gap(self, score: Score) -> None:
         """Good on the rows it trains on and not on others: learnt by heart, or training and decoding differ."""
+        reached = score.accepted_length
         if self._taught is not None and self._taught - 1 > GAP * max(reached - 1, FAINT):
             self._say(
                 f"warning: on the rows it trains on the draft guesses as if the accepted length were "

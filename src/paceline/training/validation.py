@@ -30,14 +30,14 @@ class Score:
     rounds: int
 
 
-def taught_length(averages: Mapping[str, float]) -> float | None:
+def taught_length(averages: Mapping[str, float | None]) -> float | None:
     """The accepted length that the guesses on the training rows promise: 1 + a_0 + a_0 a_1 + ...
 
     averages: of a log line; a_j is `accuracy_j`, how often unroll step j guesses the target's choice.  None without it.
     """
     length, reached, step = 1.0, 1.0, 0
-    while f"accuracy_{step}" in averages:
-        reached *= averages[f"accuracy_{step}"]
+    while (right := averages.get(f"accuracy_{step}")) is not None:
+        reached *= right
         length, step = length + reached, step + 1
     return length if step else None
 
