@@ -102,6 +102,7 @@ options = {{ steps = 3 }}
 [training]
 steps = {STEPS}
 tokens_per_batch = 1024
+optimizer = "muon"
 learning_rate = 2e-3
 warmup_steps = 5
 threads = {threads}
