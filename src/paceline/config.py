@@ -5,24 +5,31 @@ of their own and have their `options` table parsed by `parse_section`. An unknow
 """
 
 import json
+import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from paceline.errors import ConfigError
 from paceline.plugins import suggestion
-from paceline.toml import to_toml
+from paceline.toml import parse_toml, read_toml, to_toml
 
 
 class Section(BaseModel):
-    """Base of every configured thing: frozen, and an unknown key is an error."""
+    """Base of every configured thing: frozen; an unknown key is an error, and so is a number that is NaN or infinite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+SHOWN = 200  # characters of a value that an error shows
+MOST_EPOCHS = 1e9  # the number of steps has to fit a float
+MOST_SEED = 2**63 - 1  # what every generator takes
 
 
 class TargetSection(Section):
@@ -66,7 +73,7 @@ class TrainingSection(Section):
     """How long, how fast and how often."""
 
     steps: int | None = Field(default=None, ge=1)  # optimiser steps; give this or epochs
-    epochs: float | None = Field(default=None, gt=0)
+    epochs: float | None = Field(default=None, gt=0, le=MOST_EPOCHS)
     tokens_per_batch: int = Field(default=4096, ge=1)  # tokens of one micro-batch, padding included
     accumulation: int = Field(default=1, ge=1)  # micro-batches in one optimiser step
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the layer's matrices; the head stays with AdamW
@@ -74,11 +81,11 @@ class TrainingSection(Section):
     muon_learning_rate: float = Field(default=0.02, gt=0)  # Muon's peak, on the same schedule
     warmup_steps: int = Field(default=100, ge=0)
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)  # the cosine ends at this share of learning_rate
-    betas: tuple[float, float] = (0.9, 0.95)  # EAGLE-3's AdamW
+    betas: tuple[Beta, Beta] = (0.9, 0.95)  # EAGLE-3's AdamW
     weight_decay: float = Field(default=0.0, ge=0)
     clip_norm: float = Field(default=0.5, ge=0)  # 0 = off
     precision: Literal["fp32", "bf16"] = "fp32"
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
     threads: int | None = Field(default=None, ge=1)  # CPU threads; None = torch's choice
     save_every: int = Field(default=500, ge=1)  # optimiser steps
     validate_every: int = Field(default=500, ge=1)  # optimiser steps
@@ -116,18 +123,17 @@ SectionType = TypeVar("SectionType", bound=BaseModel)  # a Section, or a plug-in
 
 def load_recipe(path: str | Path, *, overrides: Iterable[str] = ()) -> Recipe:
     """Read a recipe file and apply `section.field=value` overrides.  Raises ConfigError, one line."""
-    file = Path(path)
-    if not file.is_file():
+    if not os.path.isfile(path):  # unlike Path's, it has an answer for a name that is too long
         raise ConfigError(f"{path}: no such recipe; expected a TOML file")
-    return parse_recipe(file.read_text(encoding="utf-8-sig"), source=str(path), overrides=overrides)
+    return _recipe(read_toml(Path(path)), source=str(path), overrides=overrides)
 
 
 def parse_recipe(text: str, *, source: str, overrides: Iterable[str] = ()) -> Recipe:
     """As `load_recipe`, from text.  source: how errors name it."""
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source}: not valid TOML: {error}") from error
+    return _recipe(parse_toml(text, source=source), source=source, overrides=overrides)
+
+
+def _recipe(table: dict[str, Any], *, source: str, overrides: Iterable[str]) -> Recipe:
     return parse_section(Recipe, table=apply_overrides(table, overrides=overrides, schema=Recipe), source=source)
 
 
@@ -220,8 +226,10 @@ def _explain(faults: list[ErrorDetails], *, schema: type[BaseModel], prefix: tup
 def _found(value: Any) -> str:
     """What the user wrote, on one line."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} = {_found(item)}" for name, item in value.items()) or "an empty section"
-    return json.dumps(value, default=str)
+        text = ", ".join(f"{name} = {_found(item)}" for name, item in value.items()) or "an empty section"
+    else:
+        text = json.dumps(value, default=str)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}.."
 
 
 def _keys(schema: type[BaseModel], *, loc: tuple[int | str, ...]) -> list[str]:

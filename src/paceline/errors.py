@@ -24,6 +24,10 @@ class TargetError(PacelineError):
     """A target model that cannot be loaded, or whose cache cannot be verified and rolled back exactly."""
 
 
+class Interrupted(PacelineError):
+    """Ctrl-C during long work; the text says what is kept and how to go on."""
+
+
 class UnsupportedOption(PacelineError):
     """A generation option that speculative decoding cannot honour exactly; the text names the option."""
 

@@ -5,13 +5,16 @@ know what a plug-in does. Names with a leading underscore are not plug-ins, and 
 imported from outside the package.
 """
 
+import sys
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 from pkgutil import iter_modules
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.errors import ConfigError
+
+Kind = TypeVar("Kind")
 
 
 def plugin_names(folder: str) -> tuple[str, ...]:
@@ -26,20 +29,41 @@ def plugin_names(folder: str) -> tuple[str, ...]:
     return tuple(sorted(module.name for module in found if not module.name.startswith("_")))
 
 
-def load_plugin(folder: str, *, name: str) -> Any:
+def load_plugin(folder: str, *, name: str, kind: type[Any] = object) -> Any:
     """The `PLUGIN` of one file.
 
     folder: as in `plugin_names`.  name: a file name without `.py`, or a dotted module path from outside the package.
+    kind: what it must be.  A dotted name runs code, so it must be the user's own word: a recipe's or a program's, never that of a file that
+    was downloaded (`known_plugin`).
     Raises ConfigError, naming near misses, if there is no such plug-in or the module exports no `PLUGIN`.
     """
     if "." in name:
-        return _export(_import_outside(name, folder=folder))
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ConfigError(f"{folder}: found '{name}', expected a plug-in's name or a dotted module name")
+        return _export(_import_outside(name, folder=folder), kind=kind)
     known = plugin_names(folder)
     if name not in known:
         raise ConfigError(
             f"{folder}: no '{name}'; {suggestion(name, known=known)} (or a dotted module name of your own)"
         )
-    return _export(import_module(f"paceline.{folder}.{name}"))
+    return _export(import_module(f"paceline.{folder}.{name}"), kind=kind)
+
+
+def known_plugin(folder: str, *, name: str, kind: type[Kind]) -> Kind:
+    """The `PLUGIN` that a file names: one of ours, or of a module that the program has imported already.
+
+    folder: as in `plugin_names`.  kind: what it must be.  Nothing is imported from outside the package.
+    Raises ConfigError for any other name.
+    """
+    if "." not in name:
+        return load_plugin(folder, name=name, kind=kind)
+    module = sys.modules.get(name)
+    if module is None:
+        raise ConfigError(
+            f"found '{name}', expected one of {', '.join(plugin_names(folder))}: a file never chooses what is imported; "
+            f"where you trust it, import {name} in Python first"
+        )
+    return _export(module, kind=kind)
 
 
 def suggestion(name: str, *, known: tuple[str, ...] | list[str]) -> str:
@@ -62,8 +86,11 @@ def _import_outside(name: str, *, folder: str) -> Any:
         ) from error
 
 
-def _export(module: Any) -> Any:
+def _export(module: Any, *, kind: type[Any]) -> Any:
     exports = vars(module)
     if "PLUGIN" not in exports:
         raise ConfigError(f"{module.__name__} exports no PLUGIN; a plug-in file ends with `PLUGIN = ...`")
+    if not isinstance(exports["PLUGIN"], kind):
+        found = type(exports["PLUGIN"]).__name__
+        raise ConfigError(f"{module.__name__} exports a {found} as PLUGIN; expected a {kind.__name__}")
     return exports["PLUGIN"]

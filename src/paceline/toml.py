@@ -1,17 +1,46 @@
-"""Write TOML: the other half of the standard library's `tomllib`, small enough to read at once.
+"""TOML in and out: a file that is none is one line, and what `tomllib` cannot write is written here.
 
 It knows tables, arrays and scalars as `tomllib` returns them, and refuses everything else by key; it knows no schema.
 """
 
 import math
 import re
+import tomllib
 from collections.abc import Mapping
+from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
+
+
+def read_toml(path: Path | Traversable) -> dict[str, Any]:
+    """The table of a TOML file in UTF-8, with or without a byte order mark.
+
+    Raises ConfigError, one line that names the file: it cannot be read, is not UTF-8, or is not TOML.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: byte {error.start} is not UTF-8; expected a TOML file in UTF-8: save it in that encoding"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}; expected a TOML file") from error
+    return parse_toml(text, source=str(path))
+
+
+def parse_toml(text: str, *, source: str) -> dict[str, Any]:
+    """The table of a text.  source: how errors name it.  Raises ConfigError, one line."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source}: not valid TOML: {error}") from error
+    except RecursionError:  # of tens of thousands of brackets; their traceback is as long
+        raise ConfigError(f"{source}: not valid TOML: nested too deeply") from None
 
 
 def to_toml(table: Mapping[str, Any]) -> str:

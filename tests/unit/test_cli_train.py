@@ -10,6 +10,7 @@ from fixtures_training import RECIPE, write_rows
 from paceline.cli.__main__ import MISTAKE, run
 from paceline.cli.capture import parse_size
 from paceline.errors import ConfigError
+from paceline.store.files import Claim
 
 
 @pytest.fixture
@@ -98,3 +99,12 @@ def test_sizes(text, size):
 def test_what_is_no_size(text):
     with pytest.raises(ConfigError, match="expected a size such as 500MB"):
         parse_size(text)
+
+
+def test_a_second_training_into_one_folder_is_refused(tmp_path, recipe, capsys):
+    out = tmp_path / "out"
+    with Claim(out):
+        assert run(["train", str(recipe), "--out", str(out), "-s", "training.steps=2"]) == MISTAKE
+    assert f"another process writes to {out}; wait for it, or choose another --out" in capsys.readouterr().err
+    assert not list(out.iterdir())
+    assert run(["train", str(recipe), "--out", str(out), "-s", "training.steps=2"]) == 0

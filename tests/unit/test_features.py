@@ -226,6 +226,7 @@ def test_the_disk_cap_stops_before_it_is_passed_and_a_higher_one_resumes(tmp_pat
     assert_holds(tmp_path, range(stored))
     again = FeatureWriter(tmp_path, fingerprint=PRINT, max_disk=cap, shard_bytes=SHARD)
     assert not again.fits(9), "what is on disk counts"
+    again.close()
     resumed = write(tmp_path, range(stored + 5), max_disk=2 * cap)
     assert len(resumed) == stored + 5
     assert_holds(tmp_path, range(stored + 5))
@@ -293,3 +294,12 @@ def test_a_kill_at_any_moment_is_resumed_to_the_same_rows(tmp_path):
         steps += 1
     assert steps >= 10, "the kills hit every shard and every index"
     assert len(kept) >= 3, "finished shards survive"
+
+
+def test_two_captures_into_one_folder_are_not_both_let_in(tmp_path):
+    with FeatureWriter(tmp_path, fingerprint=PRINT), pytest.raises(ConfigError, match="another process writes to"):
+        FeatureWriter(tmp_path, fingerprint=PRINT)
+    with pytest.raises(CheckpointError) as kept:  # what is refused lets go of the folder
+        FeatureWriter(tmp_path, fingerprint=replace(PRINT, template="other"))
+    write(tmp_path, range(2))
+    assert kept

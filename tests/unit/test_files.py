@@ -1,5 +1,6 @@
-"""Files are whole or absent, also when the writer dies in the middle."""
+"""Files are whole or absent, also when the writer dies in the middle; nobody writes where another process does."""
 
+import errno
 import hashlib
 import os
 import signal
@@ -8,7 +9,9 @@ import sys
 
 import pytest
 
+from paceline.errors import ConfigError
 from paceline.store import files
+from paceline.store.faults import fault_line
 
 
 def names(folder):
@@ -58,7 +61,9 @@ def test_an_error_leaves_the_old_folder(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from paceline.errors import ConfigError
 from paceline.store import files
+from paceline.store.faults import fault_line
 with files.folder_aside(Path(sys.argv[1])) as aside:
     (aside / "x").write_text("torn")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -99,3 +104,60 @@ def test_digest_and_its_progress(tmp_path):
     steps = []
     assert files.sha256_file(tmp_path / "x", on_bytes=steps.append) == hashlib.sha256(data).hexdigest()
     assert sum(steps) == len(data)
+
+
+CLAIMING = """
+import sys, time
+from pathlib import Path
+from paceline.store.files import Claim
+claim = Claim(Path(sys.argv[1]))
+print("mine", flush=True)
+time.sleep(600)
+"""
+
+
+def test_two_processes_are_not_both_let_write_to_a_folder_and_kill_9_frees_it(tmp_path):
+    folder = tmp_path / "out"
+    other = subprocess.Popen([sys.executable, "-c", CLAIMING, str(folder)], stdout=subprocess.PIPE)
+    assert other.stdout is not None and other.stdout.readline() == b"mine\n"
+    with pytest.raises(ConfigError, match=r"another process writes to .*out; wait for it, or choose another --out"):
+        files.Claim(folder)
+    other.kill()
+    other.wait()
+    with files.Claim(folder):
+        assert names(folder) == [], "a lock leaves no file behind"
+    with files.Claim(folder):
+        assert True, "the end of a block frees it"
+
+
+def test_a_system_without_locks_grants_every_claim(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with files.Claim(tmp_path), files.Claim(tmp_path):
+        assert names(tmp_path) == []
+
+
+def test_a_full_disk_names_the_file_that_was_asked_for(tmp_path, monkeypatch):
+    def full(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "_flush", full)
+    with pytest.raises(OSError) as caught:
+        files.write_text(tmp_path / "a.txt", "text")
+    assert fault_line(caught.value) == f"{tmp_path / 'a.txt'}: No space left on device; free space and run again"
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.EROFS, "choose another --out"),
+        (errno.EACCES, "choose another --out"),
+        (errno.ENOTDIR, "a part of it is a file, expected folders"),
+        (errno.EEXIST, "it is a file, expected a folder"),
+        (errno.EISDIR, "it is a folder, expected a file"),
+        (errno.EIO, "check the path and the disk"),
+    ],
+)
+def test_advice_fits_the_fault(number, advice):
+    line = fault_line(OSError(number, os.strerror(number), "out"))
+    assert line.startswith(f"out: {os.strerror(number)}; ")
+    assert advice in line and "space" not in line

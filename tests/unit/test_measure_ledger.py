@@ -1,5 +1,8 @@
 """The side file: a stopped run goes on, a foreign one is refused, a torn line is not believed."""
 
+import errno
+from io import FileIO
+
 import pytest
 
 from paceline.errors import ConfigError, DataError
@@ -66,3 +69,55 @@ def test_a_run_that_measured_nothing_leaves_nothing_to_refuse(tmp_path):
     ledger = Ledger(path, settings={"seed": 5}, resume=False)
     ledger.close()
     assert len(ledger.sittings) == 1
+
+
+def test_two_benchmarks_of_one_record_are_not_both_let_in(tmp_path):
+    path = tmp_path / "record.json"
+    first = Ledger(path, settings=SETTINGS, resume=False)
+    first.add(0, [observation(0)])
+    for resume in (False, True):
+        with pytest.raises(ConfigError, match=r"another process writes to .*record\.json\.partial"):
+            Ledger(path, settings=SETTINGS, resume=resume)
+    other = Ledger(tmp_path / "other.json", settings=SETTINGS, resume=False)  # beside it there is room
+    other.close()
+    first.close()
+    again = Ledger(path, settings=SETTINGS, resume=True)
+    assert list(again.done) == [0]
+    again.close()
+
+
+@pytest.mark.parametrize("text", ["garbage", "3", "[]", "{}", '{"conversation": 1}', '{"settings": 3}', "\0"])
+def test_garbage_in_the_side_file_is_named_by_line(tmp_path, text):
+    path = tmp_path / "record.json"
+    begun(path, 0)
+    number = len(side_file(path).read_text().splitlines()) + 1
+    with side_file(path).open("a") as file:
+        file.write(text + "\n")
+    for resume in (False, True):
+        with pytest.raises(DataError, match=rf"record\.json\.partial:{number}: found") as caught:
+            Ledger(path, settings=SETTINGS, resume=resume)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_full_disk_names_the_side_file(tmp_path):
+    ledger = begun(tmp_path / "record.json", 0)
+    ledger._stream = FullDisk(side_file(tmp_path / "record.json"), "a")
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        ledger.add(1, [observation(1)])
+    assert caught.value.filename == str(side_file(tmp_path / "record.json"))
+    ledger.close()
+    again = Ledger(tmp_path / "record.json", settings=SETTINGS, resume=True)
+    assert list(again.done) == [0]  # the torn line is not believed
+    again.close()
+
+
+class FullDisk(FileIO):
+    """A file for which there are ten bytes of room."""
+
+    room = 10
+
+    def write(self, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.room -= (written := super().write(memoryview(data)[: self.room]))
+        return written

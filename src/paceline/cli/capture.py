@@ -59,6 +59,8 @@ def capture(
 
 def parse_size(text: str) -> int:
     """Bytes of '5MB', '1.5 GB' or '4096'.  Raises ConfigError."""
+    import math
+
     from paceline.errors import ConfigError
 
     number = text.strip().upper().rstrip("BKMGT").strip()
@@ -66,7 +68,9 @@ def parse_size(text: str) -> int:
     try:
         size = float(number) * UNITS[unit]
     except (ValueError, KeyError):
-        raise ConfigError(f"--max-disk: found '{text}', expected a size such as 500MB or 2GB") from None
+        size = math.nan
+    if not 0 < size < math.inf:
+        raise ConfigError(f"--max-disk: found '{text}', expected a size such as 500MB or 2GB")
     return int(size)
 
 

@@ -39,7 +39,7 @@ def results(
     for path in documents:
         if not path.is_file():
             raise typer.BadParameter(f"no file {path}")
-        before = path.read_text("utf-8")
+        before = _text(path)
         after = rewrite_blocks(before, records=known)
         if before == after:
             continue
@@ -50,6 +50,15 @@ def results(
     console.print(f"{done}, {'stale' if check else 'rewritten'}: {', '.join(stale) or 'none'}")
     if check and stale:
         raise typer.Exit(STALE)
+
+
+def _text(path: Path) -> str:
+    from paceline.errors import DataError
+
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: byte {error.start} is not UTF-8; expected Markdown in UTF-8: save it so") from error
 
 
 PLUGIN = Command(run=results, group="Measure", order=30)

@@ -11,7 +11,6 @@ import hashlib
 import json
 import random
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -19,9 +18,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
+from paceline.config import Section, parse_section
 from paceline.decoding.continuous import ContinuousBatch, Finished, Request
-from paceline.errors import DataError
+from paceline.errors import ConfigError, DataError
 from paceline.targets.generic import Target
+from paceline.toml import read_toml
 
 MARK = "paceline-opened-user-turn"
 HOPELESS = 256  # prompts dropped before the first usable one
@@ -62,20 +65,32 @@ class Job:
     seed: int
 
 
+class Category(Section):
+    """One kind of prompt.  weight: its share, relative to the others.  systems, openers: texts to choose from."""
+
+    name: str
+    weight: float = Field(gt=0)
+    systems: tuple[str, ...] = Field(min_length=1)
+    openers: tuple[str, ...] = Field(min_length=1)
+
+
+class Seeds(Section):
+    """A seeds file."""
+
+    category: tuple[Category, ...] = Field(min_length=1)
+
+
 def load_seeds(path: Path | None = None) -> list[dict[str, Any]]:
-    """The categories of a seeds file (default: the packaged one): name, weight, systems, openers."""
-    text = (
-        path.read_text("utf-8") if path else resources.files("paceline.data").joinpath("seeds.toml").read_text("utf-8")
-    )
+    """The categories of a seeds file (default: the packaged one): name, weight, systems, openers.
+
+    Raises DataError, one line that names file and key.
+    """
+    place = path or resources.files("paceline.data").joinpath("seeds.toml")
     try:
-        categories = tomllib.loads(text)["category"]
-        for category in categories:
-            missing = {"name", "weight", "systems", "openers"} - set(category)
-            if missing:
-                raise DataError(f"seeds: category {category.get('name', '?')!r} lacks {', '.join(sorted(missing))}")
-    except (tomllib.TOMLDecodeError, KeyError) as error:
-        raise DataError(f"seeds: expected TOML with [[category]] tables, found {error}") from None
-    return categories
+        seeds = parse_section(Seeds, table=read_toml(place), source=str(place))
+    except ConfigError as error:
+        raise DataError(f"{error}; expected seeds, a TOML file with [[category]] tables") from error
+    return [category.model_dump() for category in seeds.category]
 
 
 def make_job(index: int, *, options: SynthOptions, categories: list[dict[str, Any]]) -> Job:

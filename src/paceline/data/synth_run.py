@@ -12,12 +12,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TypeVar
 
 from paceline.data.synth import Synth, SynthOptions, load_seeds
 from paceline.errors import DataError
+from paceline.store.files import Claim, write_text
 from paceline.targets.generic import Target
+
+Read = TypeVar("Read")
 
 
 @dataclass(slots=True)
@@ -36,9 +40,18 @@ class SynthProgress:
         """Answer tokens per second since this session started."""
         return self.new_tokens / max(time.monotonic() - self.started, 1e-9)
 
+    def add(self, category: str, answer_tokens: int) -> None:
+        """Count a row."""
+        self.rows += 1
+        self.answer_tokens += answer_tokens
+        self.by_category[category] += answer_tokens
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a JSONL file that we wrote; a torn last line (kill -9) is cut off the file."""
+
+def read_lines(path: Path, *, read: Callable[[dict[str, Any]], Read]) -> Iterator[Read]:
+    """What `read` makes of each line of a JSONL file that we wrote; a torn last line (kill -9) is cut off the file.
+
+    Raises DataError naming a line that is no JSON object, or of which `read` can make nothing.
+    """
     if not path.exists():
         return
     data = path.read_bytes()
@@ -46,29 +59,51 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     if whole != len(data):
         with path.open("r+b") as file:
             file.truncate(whole)
-    for line in data[:whole].splitlines():
-        yield json.loads(line)
+    for number, line in enumerate(data[:whole].splitlines(), start=1):
+        try:
+            yield read(json.loads(line))
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            shown = line[:40].decode("utf-8", errors="replace")
+            raise DataError(
+                f"{path}:{number}: found '{shown}', expected a line that paceline wrote; remove that line and run again"
+            ) from error
 
 
-def append_line(file: TextIO, row: dict[str, Any]) -> None:
-    """One row, one line, handed to the system at once."""
-    file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    file.flush()
+def append_line(file: FileIO, row: dict[str, Any]) -> None:
+    """One row, one line, handed to the system at once.
+
+    file: unbuffered, so that a line for which there is no room is not tried again when the file is closed.
+    Raises OSError with the name of the file.
+    """
+    left = memoryview((json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8"))
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file.name)) from error
+
+
+def open_lines(path: Path) -> FileIO:
+    """A file to append lines to."""
+    return FileIO(path, "a")
 
 
 def _check_settings(folder: Path, settings: dict[str, Any]) -> None:
     path = folder / "synth.json"
-    if path.exists():
-        found = json.loads(path.read_text("utf-8"))
-        different = [key for key in settings if found.get(key) != settings[key]]
-        if different:
-            key = different[0]
-            raise DataError(
-                f"{folder.name}: was written with {key} = {found.get(key)}, now {settings[key]}; "
-                "use the same settings to go on, or another --out"
-            )
-    else:
-        path.write_text(json.dumps(settings, indent=1) + "\n", "utf-8")
+    if not path.exists():
+        write_text(path, json.dumps(settings, indent=1) + "\n")
+        return
+    try:
+        found = dict(json.loads(path.read_bytes()))
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path}: not the settings of a run ({error}); restore it, or choose another --out") from error
+    different = [key for key in settings if found.get(key) != settings[key]]
+    if different:
+        key = different[0]
+        raise DataError(
+            f"{folder.name}: was written with {key} = {found.get(key)}, now {settings[key]}; "
+            "use the same settings to go on, or another --out"
+        )
 
 
 def run_synth(
@@ -84,32 +119,25 @@ def run_synth(
     """Fill `folder` until it holds at least `answer_tokens` answer tokens; returns the final progress.
 
     fingerprint: what identifies the target; a folder written by another target or other settings is refused.
+    Raises DataError, ConfigError when another process writes to the folder, OSError when the disk is full.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     kept = {key: value for key, value in asdict(options).items() if key != "slots"}
-    _check_settings(folder, {**kept, **fingerprint})
-    progress, done = SynthProgress(), set()
-    with (folder / "dropped.jsonl").open("a", encoding="utf-8") as dropped:
+    with Claim(folder), open_lines(folder / "dropped.jsonl") as dropped:
+        _check_settings(folder, {**kept, **fingerprint})
         synth = Synth(
             target,
             options=options,
             categories=load_seeds(seeds),
             on_drop=lambda index, why: append_line(dropped, {"index": index, "reason": why}),
         )
-        for row in read_lines(folder / "dropped.jsonl"):
-            done.add(row["index"])
-            progress.dropped[row["reason"]] += 1
-        for row in read_lines(folder / "rows.jsonl"):
-            done.add(row["index"])
-            synth.seen.add(" ".join(row["messages"][-2]["content"].lower().split()))
-            _count(progress, row)
+        progress, done = _take_up(folder, synth)
         if progress.answer_tokens >= answer_tokens:
             return progress
         before = Counter(progress.dropped)
-        with (folder / "rows.jsonl").open("a", encoding="utf-8") as rows:
+        with open_lines(folder / "rows.jsonl") as rows:
             for row in synth.rows(index for index in itertools.count() if index not in done):
                 append_line(rows, row)
-                _count(progress, row)
+                progress.add(row["category"], row["answer_tokens"])
                 progress.new_tokens += row["answer_tokens"]
                 progress.dropped = before + synth.dropped
                 report(progress)
@@ -118,7 +146,19 @@ def run_synth(
     return progress
 
 
-def _count(progress: SynthProgress, row: dict[str, Any]) -> None:
-    progress.rows += 1
-    progress.answer_tokens += row["answer_tokens"]
-    progress.by_category[row["category"]] += row["answer_tokens"]
+def _take_up(folder: Path, synth: Synth) -> tuple[SynthProgress, set[int]]:
+    """Where the folder stands, and the indices that are done; `synth` learns which prompts were asked."""
+    progress, done = SynthProgress(), set[int]()
+    for index, reason in read_lines(folder / "dropped.jsonl", read=lambda row: (int(row["index"]), str(row["reason"]))):
+        done.add(index)
+        progress.dropped[reason] += 1
+    for index, prompt, category, tokens in read_lines(folder / "rows.jsonl", read=_row_facts):
+        done.add(index)
+        synth.seen.add(" ".join(prompt.lower().split()))
+        progress.add(category, tokens)
+    return progress, done
+
+
+def _row_facts(row: dict[str, Any]) -> tuple[int, str, str, int]:
+    """Index, prompt, category and answer tokens of a row."""
+    return int(row["index"]), str(row["messages"][-2]["content"]), str(row["category"]), int(row["answer_tokens"])

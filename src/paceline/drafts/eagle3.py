@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from pydantic import ValidationError
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 
+from paceline.config import parse_section
 from paceline.drafts._base import DraftConfig, DraftPlugin, SequentialDraft
 from paceline.drafts._layers import Attention, GatedMLP, LayerParts, RMSNorm
 from paceline.errors import ConfigError
-from paceline.ops.rotary import RotarySpec, rotary_tables
+from paceline.ops.rotary import SETTINGS, RotarySpec, rotary_tables
 from paceline.ops.vocab import DraftVocab
 from paceline.records import TargetFacts
 
@@ -30,19 +31,47 @@ class Eagle3Config(DraftConfig):
     taps: 0-based target layers whose outputs are read, low to high.  rope: rotary settings, target's key layout.
     """
 
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    vocab_size: int
-    draft_vocab_size: int
-    target_hidden_size: int
-    taps: tuple[int, ...]
-    max_position_embeddings: int
+    hidden_size: int = Field(ge=1)
+    intermediate_size: int = Field(ge=1)
+    num_attention_heads: int = Field(ge=1)
+    num_key_value_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=2)
+    rms_norm_eps: float = Field(gt=0)
+    vocab_size: int = Field(ge=1)
+    draft_vocab_size: int = Field(ge=1)
+    target_hidden_size: int = Field(ge=1)
+    taps: tuple[int, ...] = Field(min_length=1)
+    max_position_embeddings: int = Field(ge=1)
     rope: dict[str, object]
     attention_bias: bool = False
+
+    @field_validator("num_key_value_heads")
+    @classmethod
+    def _groups(cls, count: int, info: ValidationInfo) -> int:
+        heads = info.data.get("num_attention_heads", count)
+        if heads % count:
+            raise ValueError(f"a number that divides the {heads} heads")
+        return count
+
+    @field_validator("taps")
+    @classmethod
+    def _distinct(cls, taps: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(taps)) < len(taps):
+            raise ValueError("every layer once")
+        return taps
+
+    @field_validator("rope")
+    @classmethod
+    def _geometry(cls, rope: dict[str, object], info: ValidationInfo) -> dict[str, object]:
+        unknown = sorted(set(rope) - set(SETTINGS))
+        if unknown:
+            raise ValueError(f"rotary settings without {', '.join(unknown)}; known: {', '.join(SETTINGS)}")
+        if "head_dim" in info.data and "max_position_embeddings" in info.data:
+            try:
+                _rotary(rope, head_dim=info.data["head_dim"], most=info.data["max_position_embeddings"])
+            except ConfigError as error:
+                raise ValueError(f"one rotary geometry: {error}") from None
+        return rope
 
 
 class Eagle3Layer(nn.Module):
@@ -91,9 +120,7 @@ class Eagle3(SequentialDraft):
         self.taps = config.taps
         self.target_width = config.target_hidden_size
         self.max_positions = config.max_position_embeddings
-        self.rotary = RotarySpec.from_settings(
-            config.rope, head_dim=config.head_dim, max_positions=config.max_position_embeddings
-        )
+        self.rotary = _rotary(config.rope, head_dim=config.head_dim, most=config.max_position_embeddings)
         self.fc = nn.Linear(len(config.taps) * config.target_hidden_size, config.hidden_size, bias=False)
         self.midlayer = Eagle3Layer(config)
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -163,6 +190,10 @@ class Eagle3(SequentialDraft):
         )  # fmt: skip
 
 
+def _rotary(rope: dict[str, object], *, head_dim: int, most: int) -> RotarySpec:
+    return RotarySpec.from_settings(rope, head_dim=head_dim, max_positions=most)
+
+
 def default_taps(num_layers: int) -> tuple[int, ...]:
     """Outputs of layers 1, L//2 - 1 and L - 4, as published; spread over what there is in a shallower target."""
     if num_layers >= 6:
@@ -186,25 +217,24 @@ def configure(facts: TargetFacts, options: dict[str, object]) -> Eagle3Config:
         "max_position_embeddings": facts.max_positions,
         "rope": facts.rope,
     }
-    try:
-        config = Eagle3Config.model_validate({**fields, **options})
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"draft.options.{'.'.join(map(str, first['loc']))}: {first['msg']} (eagle3)") from None
+    table = {**fields, **options}
+    config = parse_section(Eagle3Config, table=table, source="eagle3", prefix=("draft", "options"))
     _check(config, facts)
     return config
 
 
 def _check(config: Eagle3Config, facts: TargetFacts) -> None:
-    if config.hidden_size != facts.hidden_size:
-        raise ConfigError(
-            f"draft.options.hidden_size is {config.hidden_size}; eagle3 shares the target's embedding, so it must be "
-            f"{facts.hidden_size}"
-        )
-    if config.num_attention_heads % config.num_key_value_heads:
-        raise ConfigError(
-            f"draft.options: {config.num_attention_heads} heads do not divide by {config.num_key_value_heads} key heads"
-        )
+    shared = {
+        "hidden_size": (config.hidden_size, facts.hidden_size),
+        "target_hidden_size": (config.target_hidden_size, facts.hidden_size),
+        "vocab_size": (config.vocab_size, facts.vocab_size),
+    }
+    for name, (found, expected) in shared.items():
+        if found != expected:
+            raise ConfigError(
+                f"draft.options.{name} is {found}; eagle3 works on the target's embedding and states, so it must be "
+                f"the target's {expected}: leave it out"
+            )
     bad = [tap for tap in config.taps if not 0 <= tap < facts.num_layers]
     if bad:
         raise ConfigError(

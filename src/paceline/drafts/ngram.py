@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import ValidationError
+from pydantic import Field
 
+from paceline.config import parse_section
 from paceline.drafts._base import DraftConfig, DraftPlugin
 from paceline.errors import ConfigError
 from paceline.ops.vocab import DraftVocab
@@ -18,8 +19,8 @@ from paceline.records import TargetFacts
 class NgramConfig(DraftConfig):
     """Longest and shortest suffix, in tokens, that is looked up."""
 
-    longest: int = 3
-    shortest: int = 1
+    longest: int = Field(default=3, ge=1)
+    shortest: int = Field(default=1, ge=1)
 
 
 class Ngram:
@@ -47,13 +48,9 @@ class Ngram:
 
 def configure(_facts: TargetFacts, options: dict[str, object]) -> NgramConfig:
     """The recipe's options; a target has no say."""
-    try:
-        config = NgramConfig.model_validate(options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"draft.options.{'.'.join(map(str, first['loc']))}: {first['msg']} (ngram)") from None
-    if not 1 <= config.shortest <= config.longest:
-        raise ConfigError(f"ngram: needs 1 <= shortest <= longest, found {config.shortest} and {config.longest}")
+    config = parse_section(NgramConfig, table=options, source="ngram", prefix=("draft", "options"))
+    if config.shortest > config.longest:
+        raise ConfigError(f"ngram: needs shortest <= longest, found {config.shortest} and {config.longest}")
     return config
 
 
@@ -63,4 +60,4 @@ def build(config: DraftConfig, _vocab: DraftVocab | None) -> Ngram:
     return Ngram(config)
 
 
-PLUGIN = DraftPlugin(config=NgramConfig, configure=configure, build=build)
+PLUGIN = DraftPlugin(config=NgramConfig, configure=configure, build=build, has_weights=False)

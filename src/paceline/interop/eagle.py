@@ -9,30 +9,56 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from paceline.config import parse_section
 from paceline.drafts import eagle3
-from paceline.errors import CheckpointError, UnsupportedExport
+from paceline.errors import CheckpointError, ConfigError, UnsupportedExport
 from paceline.interop._base import Format
-from paceline.ops.rotary import RotarySpec
+from paceline.ops.rotary import SETTINGS, RotarySpec
 from paceline.ops.vocab import DraftVocab
-from paceline.store.checkpoint import DTYPES, DraftInfo, LoadedDraft
+from paceline.store.checkpoint import DTYPES, DraftInfo, LoadedDraft, read_map
 from paceline.store.files import folder_aside
 from paceline.store.fingerprint import identify_target
-from paceline.store.weights import check_finite, fill_module, read_tensors, write_tensors
+from paceline.store.weights import FLOATS, check_finite, fill_module, read_tensors, write_tensors
 from paceline.targets.generic import Target
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MAP = ("d2t", "t2d")
 # Copies of the target's embedding that some trainers save; the draft borrows the target's own.
 IGNORED = {"embed_tokens.weight"}
-ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
 # Variants of the network that this draft is not; a file that switches one on would load and propose nonsense.
 OTHER_NETWORKS = ("fc_norm", "norm_before_residual", "norm_before_fc", "attention_output_gate")
+
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+class _Taps(BaseModel):
+    """The part of a configuration that says what the draft reads; what else stands there is for servers."""
+
+    model_config = ConfigDict(frozen=True)
+
+    eagle_aux_hidden_state_layer_ids: tuple[int, ...] | None = None
+
+
+class _Published(_Taps):
+    """What is read of config.json; a published one has many keys more, of subjects that are not a draft's."""
+
+    num_hidden_layers: int = 1
+    hidden_size: int = Field(ge=1)
+    num_attention_heads: int = Field(ge=1)
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    vocab_size: int = Field(ge=1)
+    target_hidden_size: int | None = None
+    max_position_embeddings: int = 2048
+    attention_bias: bool = False
+    eagle_config: _Taps | None = None
 
 
 def check(folder: Path) -> None:
@@ -44,12 +70,14 @@ def read(folder: Path, target: Target) -> LoadedDraft:
     """A published folder as a draft for `target`.  Raises CheckpointError naming file, keys or tensors at fault."""
     config = _read_config(folder)
     tensors = {name: tensor for name, tensor in _read_weights(folder).items() if name not in IGNORED}
-    vocab = _vocab(tensors, config, folder)
-    sizes = _sizes(config, target, vocab, folder)
+    known = _parse(_Published, config, folder)
+    vocab = _vocab(tensors, known.vocab_size, folder)
+    sizes = _sizes(config, known, target, vocab, folder)
     draft = eagle3.build(sizes, vocab)
     assert isinstance(draft, eagle3.Eagle3)
     own = {name: value for name, value in draft.state_dict().items() if name in MAP}
-    rest = {name: value.float() for name, value in tensors.items() if name not in MAP}
+    rest = {name: value.float() if value.dtype in FLOATS else value for name, value in tensors.items()}
+    rest = {name: value for name, value in rest.items() if name not in MAP}
     fill_module(draft, {**rest, **own}, where=str(folder / WEIGHTS))
     info = DraftInfo("eagle3", sizes, identify_target(target), {"imported_from": "eagle"})
     kept = "bfloat16" if tensors["fc.weight"].dtype == torch.bfloat16 else "float32"
@@ -155,13 +183,23 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder}: no {CONFIG}; expected a published EAGLE-3 folder")
     try:
         config = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not valid JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not valid JSON: {error}; expected a published EAGLE-3 configuration") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path}: found {json.dumps(config)[:40]}, expected an object with a draft's sizes")
+    layers = _parse(_Published, config, folder).num_hidden_layers
     on = [key for key in OTHER_NETWORKS if config.get(key)]
-    if on or int(config.get("num_hidden_layers", 1)) != 1:
-        what = f"{on[0]} is on" if on else f"{config['num_hidden_layers']} layers"
+    if on or layers != 1:
+        what = f"{on[0]} is on" if on else f"{layers} layers"
         raise CheckpointError(f"{path}: {what}; expected the published one-layer EAGLE-3 network")
     return config
+
+
+def _parse(schema: type[Schema], values: dict[str, Any], folder: Path) -> Schema:
+    try:
+        return parse_section(schema, table=values, source=str(folder / CONFIG))
+    except ConfigError as error:
+        raise CheckpointError(f"{error}; expected a published EAGLE-3 configuration") from error
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
@@ -173,40 +211,37 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
     return read_tensors(folder / WEIGHTS)
 
 
-def _vocab(tensors: dict[str, Tensor], config: dict[str, Any], folder: Path) -> DraftVocab:
+def _vocab(tensors: dict[str, Tensor], size: int, folder: Path) -> DraftVocab:
     missing = [name for name in MAP if name not in tensors]
     if len(missing) == 1:
         raise CheckpointError(f"{folder / WEIGHTS}: {missing[0]} is missing; expected d2t and t2d, or neither")
     if missing:
-        return DraftVocab.full(int(config["vocab_size"]))
-    return DraftVocab.from_tables(tensors["d2t"], t2d=tensors["t2d"])
+        return DraftVocab.full(size)
+    return read_map(tensors, where=str(folder / WEIGHTS))
 
 
-def _sizes(config: dict[str, Any], target: Target, vocab: DraftVocab, folder: Path) -> eagle3.Eagle3Config:
-    heads = config.get("num_attention_heads")
-    ids = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    ids = config.get("eagle_aux_hidden_state_layer_ids", ids)
-    taps = eagle3.default_taps(target.num_layers) if ids is None else tuple(int(index) - 1 for index in ids)
+def _sizes(
+    config: dict[str, Any], known: _Published, target: Target, vocab: DraftVocab, folder: Path
+) -> eagle3.Eagle3Config:
+    heads = known.num_attention_heads
+    inner = known.eagle_config.eagle_aux_hidden_state_layer_ids if known.eagle_config else None
+    ids = inner if known.eagle_aux_hidden_state_layer_ids is None else known.eagle_aux_hidden_state_layer_ids
+    as_named = {key: config[key] for key in ("intermediate_size", "rms_norm_eps") if key in config}
     values = {
-        "hidden_size": config.get("hidden_size"),
-        "intermediate_size": config.get("intermediate_size"),
+        **as_named,
+        "hidden_size": known.hidden_size,
         "num_attention_heads": heads,
-        "num_key_value_heads": config.get("num_key_value_heads", heads),
-        "head_dim": config.get("head_dim") or (config["hidden_size"] // heads if heads else None),
-        "rms_norm_eps": config.get("rms_norm_eps"),
-        "vocab_size": config.get("vocab_size"),
+        "num_key_value_heads": heads if known.num_key_value_heads is None else known.num_key_value_heads,
+        "head_dim": known.hidden_size // heads if known.head_dim is None else known.head_dim,
+        "vocab_size": known.vocab_size,
         "draft_vocab_size": vocab.size,
-        "target_hidden_size": config.get("target_hidden_size") or target.hidden_size,
-        "taps": taps,
-        "max_position_embeddings": config.get("max_position_embeddings", 2048),
-        "rope": {key: config[key] for key in ROPE_KEYS if config.get(key) is not None},
-        "attention_bias": bool(config.get("attention_bias", False)),
+        "target_hidden_size": target.hidden_size if known.target_hidden_size is None else known.target_hidden_size,
+        "taps": eagle3.default_taps(target.num_layers) if ids is None else [index - 1 for index in ids],
+        "max_position_embeddings": known.max_position_embeddings,
+        "rope": {key: config[key] for key in SETTINGS if config.get(key) is not None},
+        "attention_bias": known.attention_bias,
     }
-    try:
-        sizes = eagle3.Eagle3Config.model_validate(values)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        raise CheckpointError(f"{folder / CONFIG}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
+    sizes = _parse(eagle3.Eagle3Config, values, folder)
     _check_target(sizes, target, folder)
     return sizes
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from paceline.data.synth_run import append_line, read_lines
-from paceline.errors import ConfigError, DataError
+from paceline.data.synth_run import append_line, open_lines, read_lines
+from paceline.errors import ConfigError, DataError, PacelineError
 from paceline.measure.metrics import Measured
+from paceline.store.files import Claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,16 @@ class Observation:
     mismatches: dict[str, Mismatch]
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of the side file: one of settings, a sitting, and a conversation with its observations."""
+
+    settings: dict[str, Any] | None = None
+    sitting: str | None = None
+    conversation: int | None = None
+    observations: list[Observation] = field(default_factory=list[Observation])
+
+
 class Ledger:
     """The side file of a record, `NAME.json.partial`.
 
@@ -58,26 +69,30 @@ class Ledger:
     """
 
     def __init__(self, record: Path, *, settings: Mapping[str, Any], resume: bool) -> None:
-        """Open or begin.  Raises as `refuse_leftover`, and DataError on other settings."""
+        """Open or begin.  Raises as `refuse_leftover`, and DataError on other settings or a line that is not ours."""
         self.path = side_file(record)
         refuse_leftover(record, resume=resume)
-        self.done: dict[int, list[Observation]] = {}
-        self.sittings: list[str] = []
-        as_read: dict[str, Any] = json.loads(json.dumps(settings))
-        lines = list(read_lines(self.path))
-        if not any("conversation" in line for line in lines):
-            self.path.unlink(missing_ok=True)  # nothing was measured: begin anew, whatever its settings were
-            lines = []
-        self._check(lines, settings=as_read)
-        for line in lines[1:]:
-            if "sitting" in line:
-                self.sittings.append(line["sitting"])
-            else:
-                self.done[line["conversation"]] = [_observation(each) for each in line["observations"]]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._stream: TextIO = self.path.open("a", encoding="utf-8")
+        self._stream = open_lines(self.path)
+        try:
+            self._claim = Claim(self.path, is_folder=False)
+            self._take_up(json.loads(json.dumps(settings)))
+        except (PacelineError, OSError):
+            self._stream.close()
+            raise
+
+    def _take_up(self, settings: dict[str, Any]) -> None:
+        """Read what was measured, and open a sitting."""
+        lines = list(read_lines(self.path, read=_line))
+        measured = [line for line in lines if line.conversation is not None]
+        if not measured:
+            self._stream.truncate(0)  # nothing was measured: begin anew, whatever the settings were
+            lines = []
+        self._check(lines, settings=settings)
+        self.done = {line.conversation: line.observations for line in measured if line.conversation is not None}
+        self.sittings = [line.sitting for line in lines if line.sitting is not None]
         if not lines:
-            append_line(self._stream, {"settings": as_read})
+            append_line(self._stream, {"settings": settings})
         self.sittings.append(datetime.now(UTC).isoformat(timespec="seconds"))
         append_line(self._stream, {"sitting": self.sittings[-1]})
 
@@ -90,14 +105,15 @@ class Ledger:
     def close(self) -> None:
         """Stop writing; the file stays."""
         self._stream.close()
+        self._claim.release()
 
     def remove(self) -> None:
         """The record is written: the side file is no longer needed."""
         self.close()
         self.path.unlink(missing_ok=True)
 
-    def _check(self, lines: list[dict[str, Any]], *, settings: dict[str, Any]) -> None:
-        found = lines[0].get("settings", {}) if lines else settings
+    def _check(self, lines: list[_Line], *, settings: dict[str, Any]) -> None:
+        found = (lines[0].settings or {}) if lines else settings
         different = [key for key in {**found, **settings} if found.get(key) != settings.get(key)]
         if different:
             key = different[0]
@@ -113,13 +129,26 @@ def side_file(record: Path) -> Path:
 
 
 def refuse_leftover(record: Path, *, resume: bool) -> None:
-    """Raises ConfigError when an earlier run left its measurements and nobody asked to go on with them."""
+    """Raises ConfigError when a run writes there, or an earlier one left measurements and nobody asked to go on."""
     path = side_file(record)
-    kept = sum("conversation" in line for line in read_lines(path))
+    if not path.is_file():
+        return
+    with Claim(path, is_folder=False):
+        kept = sum(line.conversation is not None for line in read_lines(path, read=_line))
     if kept and not resume:
         raise ConfigError(
             f"{path.name} holds {kept} conversations of an earlier run; go on with --resume, or delete it"
         )
+
+
+def _line(line: dict[str, Any]) -> _Line:
+    if "settings" in line:
+        return _Line(settings=dict(line["settings"]))
+    if "sitting" in line:
+        return _Line(sitting=str(line["sitting"]))
+    return _Line(
+        conversation=int(line["conversation"]), observations=[_observation(one) for one in line["observations"]]
+    )
 
 
 def _observation(line: dict[str, Any]) -> Observation:

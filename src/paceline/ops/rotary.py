@@ -6,6 +6,7 @@ otherwise is translated here, both ways. It knows no attention, no cache and no 
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -113,6 +114,10 @@ VARIANTS: dict[str, type[Scaling]] = {"default": Default, "linear": Linear, "lla
 # Their frequencies depend on the length reached so far, so keys cached earlier disagree with a full forward.
 LENGTH_DEPENDENT = ("dynamic", "longrope")
 LENGTH = "original_max_position_embeddings"
+# What a configuration may say about rotary positions outside an entry, in either layout.
+SETTINGS = (
+    "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", LENGTH, "max_position_embeddings",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +139,10 @@ class RotarySpec:
     max_positions: int | None = None
 
     def __post_init__(self) -> None:
+        if not self.theta > 1:
+            raise ConfigError(f"rope_theta is {self.theta}; expected a number above 1, such as 10000")
+        if not 0 < self.partial <= 1:
+            raise ConfigError(f"partial_rotary_factor is {self.partial}; expected a share above 0, of at most 1")
         if self.width < 2 or self.width % 2:
             raise ConfigError(
                 f"rotary width is {self.width} (head_dim {self.head_dim} x partial_rotary_factor {self.partial}); "
@@ -285,8 +294,8 @@ def _spec(settings: Plain, entry: dict[str, object], base: RotarySpec) -> Rotary
         raise ConfigError(f"rope_type is {kind!r}{why}; expected one of {', '.join(VARIANTS)}")
     return dataclasses.replace(
         base,
-        theta=_number(values, "rope_theta", default=settings.get("rope_theta") or 10_000.0),
-        partial=_number(values, "partial_rotary_factor", default=settings.get("partial_rotary_factor") or 1.0),
+        theta=_number(values, "rope_theta", default=_given(settings, "rope_theta", 10_000.0)),
+        partial=_number(values, "partial_rotary_factor", default=_given(settings, "partial_rotary_factor", 1.0)),
         sections=_sections(values.pop("mrope_section", None)),
         is_interleaved=bool(values.pop("mrope_interleaved", False)),
         scaling=_scaling(kind, values, outer_length=settings.get(LENGTH), max_positions=base.max_positions),
@@ -298,7 +307,8 @@ def _scaling(kind: str, values: dict[str, object], *, outer_length: object, max_
     fields = {field.name: field for field in dataclasses.fields(variant)}
     if LENGTH in fields:
         # The order of transformers: beside the entry, inside it, else the whole context.
-        length = _number({LENGTH: outer_length or values.get(LENGTH) or max_positions}, LENGTH)
+        inside = max_positions if values.get(LENGTH) is None else values[LENGTH]
+        length = _number({LENGTH: inside if outer_length is None else outer_length}, LENGTH)
         values[LENGTH] = length
         if kind == "yarn" and max_positions is not None:
             values.setdefault("factor", max_positions / length)
@@ -316,9 +326,15 @@ def _scaling(kind: str, values: dict[str, object], *, outer_length: object, max_
     return variant(**given)  # pyright: ignore[reportArgumentType]
 
 
+def _given(settings: Plain, key: str, default: float) -> object:
+    """What the settings say, 0 included; None is what a configuration writes for "not set"."""
+    value = settings.get(key)
+    return default if value is None else value
+
+
 def _number(values: dict[str, object], key: str, *, default: object = None) -> float:
     value = values.pop(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
         raise ConfigError(f"{key} is {value!r}; expected a number above 0")
     return float(value)
 

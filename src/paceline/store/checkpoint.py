@@ -16,33 +16,28 @@ import dataclasses
 import gzip
 import hashlib
 import json
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from paceline import __version__
 from paceline.config import Recipe, dump_recipe
 from paceline.drafts._base import DraftConfig, DraftPlugin, SequentialDraft
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, ConfigError
 from paceline.ops.vocab import DraftVocab
-from paceline.plugins import load_plugin
-from paceline.store.files import folder_aside, remove_partial, sha256_file
+from paceline.store.draft_facts import FACTS, FORMAT, TOKENS, WEIGHTS, DraftFacts, read_config, read_facts, read_tokens
+from paceline.store.files import folder_aside, sha256_file
 from paceline.store.fingerprint import TargetIdentity, identify_target
 from paceline.store.manifest import Manifest
 from paceline.store.weights import check_finite, fill_module, read_tensors, refuse_full_disk, write_tensors
 from paceline.targets.generic import Target
 from paceline.toml import to_toml
 
-FORMAT = 1
-WEIGHTS, FACTS, TOKENS, RECIPE, MANIFEST = (
-    "draft.safetensors", "draft.toml", "tokens.json.gz", "recipe.toml", "manifest.json",
-)  # fmt: skip
+RECIPE, MANIFEST = "recipe.toml", "manifest.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MAP = ("d2t", "t2d")  # names of the draft vocabulary's two tables in the weights of every draft
 
@@ -104,26 +99,15 @@ def save_draft(
 
 def read_info(folder: Path | str) -> DraftInfo:
     """What a draft's folder says of it, without its weights.  Raises CheckpointError naming the file at fault."""
-    path = Path(folder)
-    facts = _read_facts(path)
-    plugin: DraftPlugin = load_plugin("drafts", name=facts["draft"])
-    try:
-        config = plugin.config.model_validate_json(json.dumps(facts["config"]), strict=True)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        key = ".".join(map(str, fault["loc"]))
-        raise CheckpointError(f"{path / FACTS}: config.{key}: {fault['msg']}; expected what save_draft wrote") from None
-    tokens = tuple(json.loads(gzip.decompress((path / TOKENS).read_bytes())))
-    target = TargetIdentity(**facts["target"], tokens=tokens)
-    return DraftInfo(name=facts["draft"], config=config, target=target, notes=facts["training"])
+    return _read(Path(folder))[0]
 
 
 def load_draft(
     folder: Path | str,
     *,
     target: Target | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
     warn: Callable[[str], None] = print,
 ) -> LoadedDraft:
     """Read a draft's folder.
@@ -131,25 +115,47 @@ def load_draft(
     target: with which it is going to work.  Refused are a tokenizer in which any of the draft's tokens has another id,
     and other sizes; other weights only cost acceptance, never exactness, and are told to `warn` in one line; further
     rows of the target's vocabulary (padding) are added to the draft's map, never to what it can say.
+    dtype, device: of the weights in memory; None for the target's, float32 on the CPU without one.
     Raises CheckpointError that names the file and the tensors at fault.
     """
+    dtype = dtype or (torch.float32 if target is None else target.dtype)
+    device = device or ("cpu" if target is None else target.device)
     path = Path(folder)
-    info = read_info(path)
+    info, facts, plugin = _read(path)
     tensors = read_tensors(path / WEIGHTS)
     where = str(path / WEIGHTS)
-    facts = _read_facts(path)
     vocab = _read_vocab(tensors, facts=facts, where=where)
-    config = info.config
     if target is not None:
         _check_target(info, target, vocab=vocab, where=str(path), warn=warn)
-        vocab, config = _fit_vocab(vocab, config, target_size=target.vocab_size)
-    plugin: DraftPlugin = load_plugin("drafts", name=info.name)
-    draft = plugin.build(config, vocab)
-    assert isinstance(draft, SequentialDraft), "only drafts with weights are saved"
+        vocab, config = _fit_vocab(vocab, info.config, target_size=target.vocab_size)
+        info = dataclasses.replace(info, config=config)
+    draft = _build(plugin, info, vocab, where=str(path / FACTS))
     own = {name: tensor for name, tensor in draft.state_dict().items() if name in MAP}
     fill_module(draft, {**{name: value for name, value in tensors.items() if name not in MAP}, **own}, where=where)
-    info = dataclasses.replace(info, config=config)
-    return LoadedDraft(draft.to(device=device, dtype=dtype).eval(), info, facts["dtype"])
+    return LoadedDraft(draft.to(device=device, dtype=dtype).eval(), info, facts.dtype)
+
+
+def _read(path: Path) -> tuple[DraftInfo, DraftFacts, DraftPlugin]:
+    facts = read_facts(path)
+    plugin, config = read_config(facts, path=path / FACTS)
+    target = TargetIdentity(**facts.target.model_dump(), tokens=read_tokens(path / TOKENS))
+    return DraftInfo(name=facts.draft, config=config, target=target, notes=facts.training), facts, plugin
+
+
+def _build(plugin: DraftPlugin, info: DraftInfo, vocab: DraftVocab, *, where: str) -> SequentialDraft:
+    """A fresh draft that reads what its target has.  Raises CheckpointError."""
+    try:
+        draft = plugin.build(info.config, vocab)
+    except ConfigError as error:
+        raise CheckpointError(f"{where}: config: {error}; restore the folder") from error
+    assert isinstance(draft, SequentialDraft), "only drafts with weights are saved"
+    layers, width = info.target.num_layers, info.target.hidden_size
+    if draft.target_width != width or not all(0 <= tap < layers for tap in draft.taps):
+        raise CheckpointError(
+            f"{where}: config: reads layers {list(draft.taps)} of width {draft.target_width}, its target has layers 0 to "
+            f"{layers - 1} of width {width}; restore the folder"
+        )
+    return draft
 
 
 def _facts(draft: SequentialDraft, info: DraftInfo, *, dtype: str, digests: dict[str, str]) -> dict[str, Any]:
@@ -169,34 +175,8 @@ def _facts(draft: SequentialDraft, info: DraftInfo, *, dtype: str, digests: dict
     }
 
 
-def _read_facts(path: Path) -> dict[str, Any]:
-    """draft.toml, after checking that every other file is the one that it describes."""
-    if not path.exists():
-        remove_partial(path)  # a kill between the two renames of a replacement: the old folder is put back
-    if not (path / FACTS).is_file():
-        raise CheckpointError(
-            f"{path}: no {FACTS} in it; expected a folder written by `paceline train`, such as OUT/best"
-        )
-    try:
-        facts = tomllib.loads((path / FACTS).read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path / FACTS} is not TOML: {error}; restore the folder") from error
-    if facts.get("format") != FORMAT:
-        raise CheckpointError(f"{path / FACTS} has format {facts.get('format')}, this version reads {FORMAT}")
-    for name, digest in facts["sha256"].items():
-        if not (path / name).is_file():
-            raise CheckpointError(f"{path / name} is missing; restore the folder")
-        found = sha256_file(path / name)
-        if found != digest:
-            raise CheckpointError(
-                f"{path / name} is not the file that {FACTS} describes: sha256 {found[:12]}, expected {digest[:12]}; "
-                "restore the folder"
-            )
-    return facts
-
-
-def _read_vocab(tensors: dict[str, Tensor], *, facts: dict[str, Any], where: str) -> DraftVocab:
-    size, total = facts["vocabulary"]["size"], facts["vocabulary"]["target_size"]
+def _read_vocab(tensors: dict[str, Tensor], *, facts: DraftFacts, where: str) -> DraftVocab:
+    size, total = facts.vocabulary.size, facts.vocabulary.target_size
     absent = [name for name in MAP if name not in tensors]
     if size == total:
         if len(absent) < len(MAP):
@@ -204,12 +184,20 @@ def _read_vocab(tensors: dict[str, Tensor], *, facts: dict[str, Any], where: str
         return DraftVocab.full(total)
     if absent:
         raise CheckpointError(f"{where}: missing {', '.join(absent)}, the map of its {size} words; restore the folder")
-    vocab = DraftVocab.from_tables(tensors["d2t"], t2d=tensors["t2d"])
+    vocab = read_map(tensors, where=where)
     if (vocab.size, vocab.target_size) != (size, total):
         raise CheckpointError(
             f"{where}: a map of {vocab.size} of {vocab.target_size} words, {FACTS} says {size} of {total}"
         )
     return vocab
+
+
+def read_map(tensors: Mapping[str, Tensor], *, where: str) -> DraftVocab:
+    """The vocabulary that d2t and t2d describe.  where: how errors name the file.  Raises CheckpointError."""
+    try:
+        return DraftVocab.from_tables(tensors["d2t"], t2d=tensors["t2d"])
+    except CheckpointError as error:
+        raise CheckpointError(f"{where}: {error}") from error
 
 
 def _check_target(

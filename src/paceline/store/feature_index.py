@@ -103,8 +103,10 @@ def read_index(folder: Path) -> tuple[Fingerprint, list[Shard]]:
     path = folder / INDEX
     try:
         content = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(f"{path} is missing; expected a folder written by `paceline capture`") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}; name another folder") from error
     except ValueError as error:
         raise CheckpointError(f"{path} is not JSON: {error}; capture again into an empty folder") from error
     if not isinstance(content, dict) or content.pop("checksum", None) != checksum(content):

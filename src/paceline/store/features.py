@@ -23,7 +23,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from paceline.errors import CheckpointError, DataError
+from paceline.errors import CheckpointError, DataError, PacelineError
+from paceline.store.faults import fault_advice
 from paceline.store.feature_index import (
     DTYPES,
     FILE_BYTES,
@@ -39,7 +40,7 @@ from paceline.store.feature_index import (
     shard_name,
     write_index,
 )
-from paceline.store.files import remove_partial, sha256_file, write_bytes
+from paceline.store.files import Claim, remove_partial, sha256_file, write_bytes
 
 
 class TokenRow(Protocol):
@@ -76,7 +77,7 @@ class FeatureWriter:
     max_disk: cap in bytes on all files of the folder.  Use as a context manager: leaving it, also by an exception,
     writes the rows that are still in memory.  damaged: names of the shards that were not what was captured; they are
     dropped, so that their rows are captured again.  Raises CheckpointError when the folder holds features of another
-    origin.
+    origin, ConfigError when another writer has it open.
     """
 
     def __init__(
@@ -90,11 +91,19 @@ class FeatureWriter:
         self.folder, self.fingerprint = Path(folder), fingerprint
         self._max_disk, self._shard_bytes = max_disk, shard_bytes
         self._pending: list[tuple[str, dict[str, Tensor]]] = []
-        self.folder.mkdir(parents=True, exist_ok=True)
         self._shards: list[Shard] = []
+        self._claim = Claim(self.folder)
+        try:
+            self._open_folder()
+        except (PacelineError, OSError):
+            self._claim.release()
+            raise
+
+    def _open_folder(self) -> None:
+        """Keep what is whole of what is there, and remove the rest."""
         if (self.folder / INDEX).exists():
             found, self._shards = read_index(self.folder)
-            check_origin(self.folder, found=found, expected=fingerprint)
+            check_origin(self.folder, found=found, expected=self.fingerprint)
         self.damaged = [shard.file for shard in self._shards if not self._is_whole(shard)]
         self._shards = [shard for shard in self._shards if shard.file not in self.damaged]
         if self.damaged:
@@ -179,7 +188,7 @@ class FeatureWriter:
             self._digests -= {digest for digest, _ in rows}
             (self.folder / name).unlink(missing_ok=True)
             raise DataError(
-                f"cannot write {self.folder / name}: {error.strerror}; {len(self)} rows are kept; free space, run again"
+                f"cannot write {self.folder / name}: {error.strerror}; {len(self)} rows are kept; {fault_advice(error)}"
             ) from error
         self._written += shard.disk_bytes
 
@@ -189,8 +198,11 @@ class FeatureWriter:
         return next(name for name in map(shard_name, range(len(listed) + 1)) if name not in listed)
 
     def close(self) -> None:
-        """Write what is still in memory."""
-        self.flush()
+        """Write what is still in memory, and let others write."""
+        try:
+            self.flush()
+        finally:
+            self._claim.release()
 
     def _is_whole(self, shard: Shard) -> bool:
         path = self.folder / shard.file

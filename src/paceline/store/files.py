@@ -7,13 +7,51 @@ is never read, and is removed by the next run.
 import hashlib
 import os
 import shutil
+import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from paceline.errors import ConfigError
 
 _PARTIAL = ".partial-"
 _OLD = ".old"
 _CHUNK = 1 << 20  # bytes read at once for a digest
+
+
+class Claim:
+    """The right to write below a folder, or to one file, that no two processes have at once.
+
+    is_folder: make the folder where there is none; a file must exist.  The right ends with `release`, with the block of
+    a `with`, and with the process, however that dies.  Systems and disks that have no locks grant it to everybody.
+    Raises ConfigError when somebody else has it, and OSError.
+    """
+
+    def __init__(self, path: Path, *, is_folder: bool = True) -> None:
+        if is_folder:
+            path.mkdir(parents=True, exist_ok=True)
+        self._end: Callable[[], object] = lambda: None
+        if os.name == "nt":
+            return  # Windows opens no folders, and has no flock
+        descriptor = os.open(path, os.O_RDONLY)
+        self._end = weakref.finalize(self, os.close, descriptor)
+        if not _lock(descriptor):
+            self.release()
+            raise ConfigError(f"another process writes to {path}; wait for it, or choose another --out")
+
+    def release(self) -> None:
+        """Let others write; a second call does nothing."""
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
 
 
 @contextmanager
@@ -29,6 +67,9 @@ def file_aside(path: Path) -> Generator[Path, None, None]:
         _flush(aside)
         aside.replace(path)
         _flush(path.parent)
+    except OSError as error:
+        _name_plainly(error, aside=aside, path=path)
+        raise
     finally:
         aside.unlink(missing_ok=True)
 
@@ -39,14 +80,17 @@ def folder_aside(path: Path) -> Generator[Path, None, None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_partial(path)
     aside = _aside(path)
-    aside.mkdir()
     try:
+        aside.mkdir()
         yield aside
         for inside in sorted(aside.rglob("*"), reverse=True):  # deepest first
             _flush(inside)
         _flush(aside)
         _replace_folder(aside, path)
         _flush(path.parent)
+    except OSError as error:
+        _name_plainly(error, aside=aside, path=path)
+        raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -92,6 +136,30 @@ def sha256_file(path: Path, *, on_bytes: Callable[[int], None] | None = None) ->
 def _aside(path: Path) -> Path:
     """The hidden name beside `path` that belongs to this process."""
     return path.with_name(f".{path.name}{_PARTIAL}{os.getpid()}")
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether the lock is ours.  A folder itself is locked, so that no lock file is left in it."""
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a disk without locks, such as some network disks
+        return True
+    return True
+
+
+def _name_plainly(error: OSError, *, aside: Path, path: Path) -> None:
+    """Let an error name the file that was asked for: writing names none, opening the hidden one."""
+    named = error.filename
+    if named is None:
+        error.filename = str(path)
+    elif str(named).startswith(str(aside)):
+        error.filename = str(path) + str(named)[len(str(aside)) :]
 
 
 def _flush(path: Path) -> None:

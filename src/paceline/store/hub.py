@@ -55,11 +55,11 @@ def find_target(name: str, *, revision: str | None = None) -> TargetPlace:
             raise TargetError(f"{name} is not on this machine yet; run: paceline fetch {name}")
         return TargetPlace(name, folder, None, None)
     folder = Path(name).expanduser()
-    if name and folder.is_dir():
+    if name and os.path.isdir(folder):  # unlike Path's, it has an answer for a name that is too long
         if not (folder / "config.json").is_file():
             raise TargetError(f"{name}: a folder without config.json, expected a model saved by transformers")
         return TargetPlace(name, folder, None, None)
-    is_path = name.startswith((".", "~", os.sep)) or folder.exists()
+    is_path = name.startswith((".", "~", os.sep)) or os.path.exists(folder)
     if not is_path and name.count("/") == 1 and all(name.split("/")):
         return TargetPlace(name, None, name, revision)
     near = get_close_matches(name, EMBEDDED, n=1)

@@ -15,8 +15,10 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from paceline.errors import CheckpointError
+from paceline.store.faults import fault_advice
 from paceline.store.files import write_bytes
 
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # narrower ones need scales that we do not know
 SHOWN = 4  # names listed in an error; the rest are counted
 
 
@@ -54,7 +56,7 @@ def check_fit(found: Mapping[str, Tensor], *, expected: Mapping[str, Tensor], wh
         have, want = found[name], expected[name]
         if have.shape != want.shape:
             faults.append(f"{name} has shape {list(have.shape)}, expected {list(want.shape)}")
-        elif have.is_floating_point() != want.is_floating_point():
+        elif have.dtype not in FLOATS if want.is_floating_point() else have.is_floating_point():
             faults.append(f"{name} is {have.dtype}, expected {want.dtype}")
     if faults:
         more = f" (and {len(faults) - SHOWN} more)" if len(faults) > SHOWN else ""
@@ -82,7 +84,7 @@ def refuse_full_disk(place: Path) -> Generator[None, None, None]:
         yield
     except OSError as error:
         raise CheckpointError(
-            f"cannot write {place}: {error.strerror or error}; what was there is untouched: free space and resume"
+            f"cannot write {place}: {error.strerror or error}; what was there is untouched: {fault_advice(error)}"
         ) from error
 
 

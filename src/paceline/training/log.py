@@ -7,13 +7,15 @@ This module knows neither draft nor loss.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import DataError
 from paceline.store.files import write_text
 
 LOG = "log.jsonl"
+SHOWN = 40  # bytes of a line that an error shows
 
 
 class Meter:
@@ -83,16 +85,26 @@ class RunLog:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The events of a log; a last line torn by a kill is left out."""
+    """The events of a log; a last line torn by a kill is left out.  Raises DataError naming a line that is no event."""
     if not path.is_file():
         return []
-    return list(_whole_lines(path.read_bytes().split(b"\n")))
+    lines = [(number, line) for number, line in enumerate(path.read_bytes().split(b"\n"), 1) if line.strip()]
+    if lines and _event(lines[-1][1]) is None:
+        lines.pop()
+    return [_whole(line, where=f"{path}: line {number}") for number, line in lines]
 
 
-def _whole_lines(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        yield event
+def _whole(line: bytes, *, where: str) -> dict[str, Any]:
+    event = _event(line)
+    if not isinstance(event, dict) or type(event.get("step")) is not int:  # pyright: ignore[reportUnknownMemberType]
+        found = line[:SHOWN].decode("utf-8", "backslashreplace")
+        raise DataError(f"{where}: found {found}, expected an event with its step; remove the line and resume")
+    return event  # pyright: ignore[reportUnknownVariableType]
+
+
+def _event(line: bytes) -> object:
+    """What a line says; None if it is not JSON."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None

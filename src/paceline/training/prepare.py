@@ -77,7 +77,7 @@ def prepare(recipe: Recipe, *, target: Target, init_from: Path | None = None, sa
     examples = read_examples(recipe, target=target, chat=chat, say=say)
     draft, info = _first_draft(recipe, target=target, chat=chat, examples=examples.train, init_from=init_from, say=say)
     target.set_taps(draft.taps)
-    plugin: ObjectivePlugin = load_plugin("training.objectives", name=recipe.objective.name)
+    plugin: ObjectivePlugin = load_plugin("training.objectives", name=recipe.objective.name, kind=ObjectivePlugin)
     options = parse_section(
         plugin.config, table=recipe.objective.options, source="the recipe", prefix=("objective", "options")
     )
@@ -179,7 +179,9 @@ def _first_draft(
     say: Say,
 ) -> tuple[SequentialDraft, DraftInfo]:
     facts = facts_of(target.model, target.tokenizer)
-    plugin: DraftPlugin = load_plugin("drafts", name=recipe.draft.name)
+    plugin: DraftPlugin = load_plugin("drafts", name=recipe.draft.name, kind=DraftPlugin)
+    if not plugin.has_weights:
+        raise ConfigError(f"draft.name is {recipe.draft.name}, which has no weights to train; expected eagle3")
     config = plugin.configure(facts, _draft_options(recipe, plugin=plugin, facts=facts))
     identity = identify_target(target)
     notes = {"max_length": recipe.data.max_length}
@@ -233,13 +235,12 @@ def _fresh(plugin: DraftPlugin, config: DraftConfig, vocab: DraftVocab, *, seed:
     with torch.random.fork_rng(devices=[]):
         torch.set_rng_state(torch.Generator().manual_seed(seed).get_state())
         draft = plugin.build(config, vocab)
-    if not isinstance(draft, SequentialDraft):
-        raise ConfigError(f"draft.name is {type(draft).__name__.lower()}, which has no weights; expected eagle3")
+    assert isinstance(draft, SequentialDraft), "a draft with weights"
     return draft
 
 
 def _draft_from(folder: Path, *, recipe: Recipe, config: DraftConfig, target: Target, say: Say) -> SequentialDraft:
-    loaded = load_draft(folder, target=target, warn=say)
+    loaded = load_draft(folder, target=target, dtype=torch.float32, warn=say)
     if (loaded.info.name, loaded.info.config) != (recipe.draft.name, config):
         ours, theirs = config.model_dump(), loaded.info.config.model_dump()
         differing = [

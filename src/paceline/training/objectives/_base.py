@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from paceline.config import Section
 from paceline.drafts._base import SequentialDraft
 from paceline.records import LossTerms
 
@@ -44,10 +44,8 @@ class TargetView(Protocol):
         ...
 
 
-class ObjectiveConfig(BaseModel):
+class ObjectiveConfig(Section):
     """Base of every objective's options: strict, frozen, stored with the recipe."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Objective(Protocol):
