@@ -320,6 +320,17 @@ def test_a_window_without_a_supervised_token_is_told(tmp_path, rows, target):
     assert all(event["loss"] is None for event in events(tmp_path / "out") if event["event"] == "train")
 
 
+def test_a_loss_of_exactly_zero_is_no_ordinary_line(tmp_path, rows, target):
+    """K06: a mask that nobody noticed looks like perfect learning."""
+
+    def zero(terms, draft):
+        return dataclasses.replace(terms, numerator=terms.numerator * 0)
+
+    trainer, watch = trainer_of(recipe_of(rows), tmp_path / "out", target, zero)
+    trainer.run()
+    assert "the loss is exactly 0 at step 2: nothing is learnt from it" in watch.text
+
+
 def test_the_start_is_the_target_s_head_and_highest_tap(tmp_path, rows):
     """K09: a tied target; nothing that is saved is a fresh random start."""
     target = make_target(tiny_llama(layers=3, tie_word_embeddings=True), tokenizer=tiny_tokenizer())
