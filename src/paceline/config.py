@@ -21,7 +21,7 @@ from paceline.toml import parse_toml, read_toml, to_toml
 
 
 class Section(BaseModel):
-    """Base of every configured thing: frozen; an unknown key is an error, and so is a number that is NaN or infinite."""
+    """Base of every configured thing: frozen; an unknown key is an error, and so is a NaN or infinite number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 

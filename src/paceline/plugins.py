@@ -32,9 +32,8 @@ def plugin_names(folder: str) -> tuple[str, ...]:
 def load_plugin(folder: str, *, name: str, kind: type[Any] = object) -> Any:
     """The `PLUGIN` of one file.
 
-    folder: as in `plugin_names`.  name: a file name without `.py`, or a dotted module path from outside the package.
-    kind: what it must be.  A dotted name runs code, so it must be the user's own word: a recipe's or a program's, never that of a file that
-    was downloaded (`known_plugin`).
+    folder: as in `plugin_names`.  name: a file name without `.py`, or a dotted module path from outside the package;
+    that runs code, so it must be the user's own word, never that of a file (`known_plugin`).  kind: what it must be.
     Raises ConfigError, naming near misses, if there is no such plug-in or the module exports no `PLUGIN`.
     """
     if "." in name:
@@ -60,8 +59,8 @@ def known_plugin(folder: str, *, name: str, kind: type[Kind]) -> Kind:
     module = sys.modules.get(name)
     if module is None:
         raise ConfigError(
-            f"found '{name}', expected one of {', '.join(plugin_names(folder))}: a file never chooses what is imported; "
-            f"where you trust it, import {name} in Python first"
+            f"found '{name}', expected one of {', '.join(plugin_names(folder))}: a file never chooses what is "
+            f"imported; where you trust it, import {name} in Python first"
         )
     return _export(module, kind=kind)
 

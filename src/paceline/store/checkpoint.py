@@ -152,8 +152,8 @@ def _build(plugin: DraftPlugin, info: DraftInfo, vocab: DraftVocab, *, where: st
     layers, width = info.target.num_layers, info.target.hidden_size
     if draft.target_width != width or not all(0 <= tap < layers for tap in draft.taps):
         raise CheckpointError(
-            f"{where}: config: reads layers {list(draft.taps)} of width {draft.target_width}, its target has layers 0 to "
-            f"{layers - 1} of width {width}; restore the folder"
+            f"{where}: config: reads layers {list(draft.taps)} of width {draft.target_width}, its target has layers 0 "
+            f"to {layers - 1} of width {width}; restore the folder"
         )
     return draft
 
