@@ -13,7 +13,8 @@ from fixtures_drafts import batch_of, random_rows, tiny_eagle3
 from fixtures_models import make_target, tiny_llama
 from paceline.errors import CheckpointError, UnsupportedExport
 from paceline.interop import eagle
-from paceline.store.checkpoint import DraftInfo, LoadedDraft
+from paceline.ops.rotary import RotarySpec
+from paceline.store.checkpoint import DraftInfo, LoadedDraft, load_draft, save_draft
 from paceline.store.fingerprint import identify_target
 from paceline.training.unroll import unroll
 
@@ -23,8 +24,12 @@ LLAMA3 = {
 }  # fmt: skip
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 1e4}
+PARTIAL = {"rope_type": "default", "partial_rotary_factor": 0.25, "rope_theta": 1e4}
+
+
 def published(folder: Path, *, words: int | None = 40, **changes: object) -> tuple[LoadedDraft, object, Path]:
-    target = make_target(tiny_llama(rope_parameters=LLAMA3, **changes))
+    target = make_target(tiny_llama(**{"rope_parameters": LLAMA3, **changes}))
     draft = tiny_eagle3(target, words=words).bfloat16().float()
     loaded = LoadedDraft(draft, DraftInfo("eagle3", draft.config, identify_target(target)))
     eagle.write(loaded, folder / "out")
@@ -46,6 +51,81 @@ def test_round_trip_gives_the_same_logits_and_rotary_frequencies(tmp_path: Path,
         strict=True,  # type: ignore[arg-type]
     ):
         assert torch.equal(one.logits(left.hidden), two.logits(right.hidden))
+
+
+@pytest.mark.parametrize("rope", [YARN, PARTIAL], ids=["yarn", "partial"])
+def test_rotary_frequencies_survive_an_export(tmp_path: Path, rope: dict[str, object]) -> None:
+    target = make_target(tiny_llama(hidden_size=64))
+    draft = tiny_eagle3(target, words=40)
+    config = draft.config.model_copy(update={"rope": {"rope_parameters": rope}})
+    draft = eagle.eagle3.build(config, draft.vocab)
+    eagle.write(LoadedDraft(draft, DraftInfo("eagle3", config, identify_target(target))), tmp_path / "out")  # type: ignore[arg-type]
+    again = eagle.read(tmp_path / "out", target)
+    expected = RotarySpec.from_settings(config.rope, head_dim=config.head_dim, max_positions=512)
+    found = again.draft.rotary  # type: ignore[attr-defined]
+    assert expected.kind == rope["rope_type"] and len(expected.inverse_frequencies()) == expected.width // 2
+    assert torch.allclose(found.inverse_frequencies(), expected.inverse_frequencies(), rtol=0, atol=1e-7)
+    assert found.attention_scaling() == expected.attention_scaling()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_export_gives_bit_equal_logits_in_the_dtype_on_disk(tmp_path: Path, dtype: str) -> None:
+    target = make_target(tiny_llama(rope_parameters=LLAMA3))
+    draft = tiny_eagle3(target, words=40)
+    info = DraftInfo("eagle3", draft.config, identify_target(target))
+    save_draft(tmp_path / "ours", draft, info=info, dtype=dtype)
+    loaded = load_draft(tmp_path / "ours", target=target)
+    eagle.write(loaded, tmp_path / "out")
+    again = eagle.read(tmp_path / "out", target)
+    assert (loaded.dtype, again.dtype) == (dtype, dtype)
+    assert load_file(tmp_path / "out" / "model.safetensors")["fc.weight"].dtype == getattr(torch, dtype)
+    batch = batch_of(target, random_rows(2), taps=draft.taps)
+    left, right = (unroll(each.draft, batch, target, steps=2) for each in (loaded, again))  # type: ignore[arg-type]
+    for one, two in zip(left, right, strict=True):
+        assert torch.equal(loaded.draft.logits(one.hidden), again.draft.logits(two.hidden))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_hidden_layers": "x"}, 'num_hidden_layers: found "x"'),
+        ({"num_hidden_layers": None}, "num_hidden_layers: found null"),
+        ({"num_hidden_layers": [1]}, "num_hidden_layers: found [1]"),
+        ({"eagle_config": "x"}, 'eagle_config: found "x"'),
+        ({"eagle_config": []}, "eagle_config: found []"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": "abc"}}, "layer_ids: found"),
+        ({"eagle_aux_hidden_state_layer_ids": ["a", 1, 2]}, 'layer_ids.0: found "a"'),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 1, 2]}, "taps: found [0, 0, 1]"),
+        ({"vocab_size": None}, "vocab_size: found null"),
+        ({"hidden_size": "x"}, 'hidden_size: found "x"'),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps: found -1.0"),
+        ({"rope_theta": 0.0, "rope_parameters": None}, "rope: found"),
+    ],
+)
+def test_a_key_of_another_kind_is_named(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+    _, target, folder = published(tmp_path)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(CheckpointError) as caught:
+        eagle.read(folder, target)  # type: ignore[arg-type]
+    assert str(caught.value).startswith(f"{path}: ") and said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["3", "[]", "null", "{", "[" * 100_000])
+def test_a_configuration_that_is_no_object(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"config\.json: "):
+        eagle.check(tmp_path)
+
+
+def test_a_published_weight_in_eight_bits_or_integers_is_refused(tmp_path: Path) -> None:
+    _, target, folder = published(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    for dtype in (torch.float8_e4m3fn, torch.int64):
+        save_file({**tensors, "norm.weight": tensors["norm.weight"].to(dtype)}, folder / "model.safetensors")
+        with pytest.raises(CheckpointError, match=f"norm.weight is {dtype}"):
+            eagle.read(folder, target)  # type: ignore[arg-type]
 
 
 def test_the_published_names(tmp_path: Path) -> None:
