@@ -8,6 +8,10 @@ import platform
 import sys
 from pathlib import Path
 
+from paceline.errors import ConfigError
+
+THREADS_PER_CORE = 4  # more only slow a machine down, and thousands cannot be started at all
+
 
 def cache_folder() -> Path:
     """Where Paceline keeps what it fetches: $PACELINE_CACHE, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline."""
@@ -38,6 +42,26 @@ def peak_memory() -> int:
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024  # kilobytes elsewhere
+
+
+def check_threads(count: int, *, option: str) -> None:
+    """Raises ConfigError that names the option when there are far more threads than cores."""
+    cores = os.cpu_count() or 1
+    if not 1 <= count <= THREADS_PER_CORE * cores:
+        raise ConfigError(
+            f"{option}: found {count}, expected 1 to {THREADS_PER_CORE * cores}: "
+            f"{THREADS_PER_CORE} for each of the {cores} cores of this machine"
+        )
+
+
+def set_threads(count: int | None, *, option: str) -> None:
+    """Let torch compute on so many threads; None leaves its choice.  Raises ConfigError that names the option."""
+    if count is None:
+        return
+    check_threads(count, option=option)
+    import torch  # whoever only asks for a folder need not wait for it
+
+    torch.set_num_threads(count)
 
 
 def cpu_lines(*keys: str) -> list[str]:

@@ -34,7 +34,7 @@ print(time.process_time() - start, sorted(set({HEAVY!r}) & set(sys.modules)))
 def test_commands_are_found_without_heavy_imports():
     code = f"""
 import sys
-from paceline.cli.__main__ import build_app
+from paceline.cli._app import build_app
 build_app()
 print(sorted(set({HEAVY!r}) & set(sys.modules)))
 """

@@ -6,6 +6,7 @@ import pytest
 import typer
 
 from paceline.cli import __main__ as cli
+from paceline.cli._app import HELP
 from paceline.cli._base import GROUPS, Command
 from paceline.errors import ConfigError
 from paceline.plugins import load_plugin, plugin_names
@@ -16,14 +17,15 @@ COMMANDS = plugin_names("cli")
 @pytest.fixture
 def broken(monkeypatch):
     """Replace every command by one called `broken` that raises what the test asks for."""
+    from paceline.cli import _app
 
     def install(error):
         def run():
             raise error
 
         command = Command(run=run, group="Use")
-        monkeypatch.setattr(cli, "plugin_names", lambda folder: ("broken",))
-        monkeypatch.setattr(cli, "load_plugin", lambda folder, name: command)
+        monkeypatch.setattr(_app, "plugin_names", lambda folder: ("broken",))
+        monkeypatch.setattr(_app, "load_plugin", lambda folder, name: command)
 
     return install
 
@@ -53,7 +55,7 @@ def test_every_command_explains_itself(name, capsys):
 
 
 def test_commands_named_on_the_help_page_exist():
-    named = set(re.findall(r"`paceline ([a-z-]+)", cli.HELP))
+    named = set(re.findall(r"`paceline ([a-z-]+)", HELP))
     assert named <= {name.replace("_", "-") for name in COMMANDS}
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Group = Literal["Start here", "Data", "Train", "Use", "Measure"]
+MAX_SEED = 2**32  # what every generator takes, with room for the number of a row on top
 GROUPS: tuple[str, ...] = get_args(Group)
 
 

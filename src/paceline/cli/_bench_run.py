@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -17,8 +16,9 @@ from rich.text import Text
 
 from paceline.cli import _bench_setup as setup
 from paceline.cli._bench_setup import BenchOptions, Decoders, OpenedDraft
-from paceline.cli._progress import Bar
+from paceline.cli._progress import Bar, interruptible
 from paceline.data.chat import ChatFormat
+from paceline.machine import set_threads
 from paceline.measure.bench import Bench
 from paceline.measure.ledger import Ledger, Observation, refuse_leftover
 from paceline.measure.plots import draw
@@ -53,10 +53,8 @@ def run_bench(options: BenchOptions) -> bool:
     manifest = open_manifest(device=options.target.device, dtype=options.target.dtype, seed=options.seed)
     ledger = Ledger(paths[0], settings=opened.conditions, resume=options.resume)
     try:
-        _measure(opened, ledger, console)
-    except KeyboardInterrupt:
-        console.print(f"stopped; {len(ledger.done)} conversations are kept in {ledger.path}: go on with --resume")
-        raise
+        with interruptible(lambda: f"{len(ledger.done)} conversations are kept in {ledger.path}; go on with --resume"):
+            _measure(opened, ledger, console)
     finally:
         ledger.close()
     notes = {**opened.conditions, "sittings": ledger.sittings}
@@ -77,8 +75,7 @@ def run_bench(options: BenchOptions) -> bool:
 def _open(options: BenchOptions) -> _Opened:
     protocol = options.protocol
     workload = load_workload(options.prompts.files, prompts_per_file=options.prompts.per_file)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    set_threads(options.threads, option="--threads")
     warnings: list[str] = []
     target = setup.open_target(options.target)
     draft = setup.open_draft(options.decoders.draft, target, warn=warnings.append)

@@ -15,6 +15,7 @@ import torch
 
 from paceline.cli import _opening
 from paceline.cli._opening import WEIGHTLESS
+from paceline.cli._outputs import check_record_path
 from paceline.cli._plans import file_part, parse_plan
 from paceline.decoding.binding import Draft
 from paceline.drafts._base import SequentialDraft
@@ -176,15 +177,19 @@ def open_decoders(target: Target, draft: Draft | None, *, options: DecoderOption
 def record_paths(outs: Sequence[Path], *, plans: Sequence[str]) -> list[Path]:
     """One path per plan: as given, or the one given and, for further plans, the plan in its name.
 
-    Raises ConfigError when several are given and not one for each plan.
+    Raises ConfigError when several are given and not one for each plan, and for one that could not be written.
     """
     number = max(len(plans), 1)
-    if len(outs) == number:
-        return list(outs)
-    if len(outs) != 1:
+    if len(outs) not in (1, number):
         raise ConfigError(f"found {len(outs)} --out and {number} --plan; give one --out, or one for each plan")
-    first = outs[0]
-    return [first, *(first.with_name(f"{first.stem}-{file_part(plan)}{first.suffix}") for plan in plans[1:])]
+    first, paths = outs[0], list(outs)
+    if len(outs) < number:
+        paths += [first.with_name(f"{first.stem}-{file_part(plan)}{first.suffix}") for plan in plans[1:]]
+    for place, path in enumerate(paths):
+        check_record_path(path)
+        if path.resolve() in (other.resolve() for other in paths[:place]):
+            raise ConfigError(f"found two records named {path}; expected another --out for each --plan")
+    return paths
 
 
 def template_options(pairs: Sequence[str], *, thinking: bool | None) -> dict[str, Any]:

@@ -19,11 +19,10 @@ def open_target_and_draft(
 
     plan: as it is spelled.  compile_: auto or off.  threads: None leaves torch's choice.  Raises PacelineError.
     """
-    import torch
-
     from paceline.cli._opening import check_draft, open_draft
     from paceline.cli._plans import parse_plan
     from paceline.errors import ConfigError
+    from paceline.machine import set_threads
     from paceline.store.hub import load_model, load_tokenizer
     from paceline.targets.generic import Target
 
@@ -31,8 +30,7 @@ def open_target_and_draft(
         raise ConfigError(f"--compile: found '{compile_}', expected auto or off")
     parse_plan(plan)
     check_draft(draft)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    set_threads(threads, option="--threads")
     opened = Target(load_model(target), tokenizer=load_tokenizer(target), name=target, compile=compile_)
     return opened, open_draft(draft, target=opened)
 

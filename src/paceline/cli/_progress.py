@@ -1,14 +1,30 @@
-"""Progress of long work: a bar with the time left on a terminal, a line a minute where the output is a file."""
+"""Progress of long work: a bar with the time left on a terminal, a line a minute where the output is a file.
+
+And its end by Ctrl-C: one line that says what is kept.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
+
+from paceline.errors import Interrupted
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 EVERY = 60.0  # seconds between two lines
+
+
+@contextmanager
+def interruptible(kept: Callable[[], str]) -> Generator[None, None, None]:
+    """Turn Ctrl-C inside the block into Interrupted.  kept: asked then for what is kept and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted: {kept()}") from None
 
 
 class Bar:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli._base import Command
+from paceline.cli._base import MAX_SEED, Command
 
 DIFFERENT = 1  # exit code when float32 greedy outputs differ, which must never happen
 
@@ -35,7 +35,7 @@ def bench(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each answer, at most.")] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 = greedy, and outputs are compared.")] = 0.0,
     top_p: Annotated[float | None, typer.Option(help="Nucleus; needs a temperature.")] = None,
-    seed: Annotated[int, typer.Option(help="Of sampling and of the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of sampling and of the bootstrap.")] = 0,
     warmup: Annotated[int, typer.Option(min=0, help="Prompts decoded first and not counted.")] = 2,
     baseline: Annotated[
         str, typer.Option(help="transformers' own, comma-separated: hf, prompt-lookup, hf-assisted.")

@@ -31,7 +31,7 @@ def capture(
     """
     from rich.console import Console
 
-    from paceline.cli._progress import Bar
+    from paceline.cli._progress import Bar, interruptible
     from paceline.config import load_recipe
     from paceline.training.capture import CaptureProgress
     from paceline.training.capture_run import plan_capture, run_capture
@@ -43,7 +43,8 @@ def capture(
     if estimate:
         return
     tokens = sum(len(example.ids) for example in plan.examples)
-    with Bar(console, total=tokens, text="tokens") as bar:
+    kept = f"what was captured is kept in {out}; run the same command again to go on"
+    with interruptible(lambda: kept), Bar(console, total=tokens, text="tokens") as bar:
 
         def report(now: CaptureProgress) -> None:
             rate = now.new_tokens / max(now.seconds, 1e-9)

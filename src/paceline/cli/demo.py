@@ -34,8 +34,10 @@ def demo(
 
     from rich.console import Console
 
+    from paceline.machine import check_threads
     from paceline.shipped import demo_prompts
 
+    check_threads(threads, option="--threads")
     console = Console(highlight=False, soft_wrap=True)
     common = ["--target", TARGET, "--threads", str(threads)]
     drafted = ["--draft", DRAFT, "--plan", PLAN, "--max-new-tokens", str(NEW_TOKENS)]
@@ -68,10 +70,12 @@ def _train(console: "Console", scratch: Path, common: Sequence[str], *, threads:
 
 def _run(console: "Console", arguments: list[str]) -> None:
     """Print a command, run it here, and stop the demo where it fails."""
-    from paceline.cli.__main__ import run
+    from paceline.cli.__main__ import INTERRUPTED, run
 
     console.print(f"$ paceline {shlex.join(arguments)}", style="dim")
     code = run(arguments)
+    if code == INTERRUPTED:
+        raise SystemExit(code)  # it has said so; typer would let the demo say it again
     if code:
         raise typer.Exit(code)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli._base import Command
+from paceline.cli._base import MAX_SEED, Command
 
 
 def generate(
@@ -23,7 +23,7 @@ def generate(
     top_p: Annotated[float, typer.Option("--top-p", min=0.0, max=1.0)] = 1.0,
     repetition_penalty: Annotated[float, typer.Option("--repetition-penalty", min=0.01)] = 1.0,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="Stop string; may be given several times.")] = None,
-    seed: Annotated[int, typer.Option("--seed")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED)] = 0,
     show_draft: Annotated[bool, typer.Option("--show-draft", help="Colour the tokens that the draft wrote.")] = False,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,
     compile_: Annotated[

@@ -29,12 +29,16 @@ def results(
     """
     from rich.console import Console
 
+    from paceline.errors import ConfigError
     from paceline.measure.record import read_records
     from paceline.measure.report import rewrite_blocks
     from paceline.store.files import write_text
 
     console = Console(highlight=False, soft_wrap=True)
-    known = read_records(records)
+    known = read_records(records) if records.is_dir() else {}
+    if not known:  # tables that are filled would be emptied
+        found = "no record (*.json) in it" if records.is_dir() else "no such folder"
+        raise ConfigError(f"--records: {records}: {found}; expected the folder of records that `paceline bench` wrote")
     stale: list[str] = []
     for path in documents:
         if not path.is_file():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli._base import Command
+from paceline.cli._base import MAX_SEED, Command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,23 +32,22 @@ def synth(
     dtype: Annotated[str, typer.Option("--dtype", help="bfloat16 is several times faster where the CPU has it.")] = (
         "float32"
     ),
-    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED)] = 0,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,
 ) -> None:
     """Let the target write prompts (after an opened user turn of its chat template), then its own answers.
 
     Run it again with the same options to go on after a stop; nothing that was written is lost.
     """
-    import torch
     from rich.console import Console
 
     from paceline.data.chat import ChatFormat, tokenizer_digest
     from paceline.data.synth import SynthOptions
+    from paceline.machine import set_threads
     from paceline.store.hub import load_target
 
     console = Console(highlight=False, soft_wrap=True)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    set_threads(threads, option="--threads")
     options = SynthOptions(
         seed=seed,
         max_prompt_tokens=max_prompt_tokens,
@@ -73,10 +72,15 @@ def _run(
     fingerprint: dict[str, Any], seeds: Path | None,
 ) -> None:  # fmt: skip
     """Write the rows and say what they are."""
-    from paceline.cli._progress import Bar
+    from paceline.cli._progress import Bar, interruptible
     from paceline.data.synth_run import SynthProgress, run_synth
 
-    with Bar(console, total=answer_tokens, text="answer tokens") as bar:
+    def kept() -> str:
+        rows = out / "rows.jsonl"
+        count = rows.read_bytes().count(b"\n") if rows.exists() else 0
+        return f"{count} rows are kept in {out}; run the same command again to go on"
+
+    with interruptible(kept), Bar(console, total=answer_tokens, text="answer tokens") as bar:
 
         def report(progress: SynthProgress) -> None:
             bar.update(progress.answer_tokens, f"{progress.rows} rows, {progress.rate:.0f} answer tokens/s")

@@ -38,12 +38,22 @@ def train(
     """
     from rich.console import Console
 
+    from paceline.cli._progress import interruptible
     from paceline.config import load_recipe
+    from paceline.store.training_state import saved_states
+    from paceline.training.trainer import STATE
     from paceline.training.trainer import train as run
 
     settings = load_recipe(recipe, overrides=changes or [])
     console = Console(highlight=False, soft_wrap=True)
-    with _Screen(console) as screen:
+
+    def kept() -> str:
+        states = saved_states(out / STATE)
+        if not states:
+            return "no state was saved yet, nothing is kept; begin again with the same command"
+        return f"step {int(states[-1].name.rpartition('-')[2])} is kept in {out / STATE}; go on with --resume"
+
+    with interruptible(kept), _Screen(console) as screen:
         run(settings, out=out, watch=screen, resume=resume, init_from=init_from)
 
 

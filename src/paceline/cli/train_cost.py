@@ -25,12 +25,13 @@ def train_cost(
     """
     import json
 
-    import torch
     from rich.console import Console
     from rich.table import Table
 
+    from paceline.cli._outputs import check_record_path
     from paceline.cli._progress import Bar
     from paceline.config import load_recipe
+    from paceline.machine import set_threads
     from paceline.measure.report import training_cost_tables
     from paceline.store.files import write_text
     from paceline.store.manifest import close_manifest, open_manifest
@@ -38,8 +39,8 @@ def train_cost(
     from paceline.training.prepare import prepare, recipe_target
 
     settings = load_recipe(recipe, overrides=changes or [])
-    if settings.training.threads is not None:
-        torch.set_num_threads(settings.training.threads)
+    set_threads(settings.training.threads, option="training.threads")
+    check_record_path(out)
     console = Console(highlight=False, soft_wrap=True)
     job = prepare(settings, target=recipe_target(settings, device="cpu"), say=console.print)
     notes = {"target": settings.target.name, "states": "captured" if settings.data.features else "online"}

@@ -32,21 +32,24 @@ def verify_cost(
     from rich.console import Console
     from rich.table import Table
 
+    from paceline.cli._outputs import check_record_path
     from paceline.errors import ConfigError
-    from paceline.measure.verify_cost import cost_record, measure_costs, measure_machine
+    from paceline.machine import set_threads
+    from paceline.measure.verify_cost import check_sizes, cost_record, measure_costs, measure_machine
     from paceline.store.files import write_text
     from paceline.store.hub import load_model
     from paceline.store.manifest import close_manifest, open_manifest
     from paceline.targets.generic import Target
 
-    sizes = [int(part) for part in nodes.split(",") if part.strip().isdigit() and int(part) > 0]
+    sizes = [int(part) for part in nodes.split(",") if part.strip().isdecimal() and len(part) < 10 and int(part) > 0]
     if len(sizes) != len(nodes.split(",")):
         raise ConfigError(f"--nodes: found '{nodes}', expected numbers above 0 with commas, such as 1,8,16")
-    if threads is not None:
-        torch.set_num_threads(threads)
+    check_record_path(out)
+    set_threads(threads, option="--threads")
     console = Console(highlight=False)
     model = load_model(target)
     auto, eager = Target(model, name=target), Target(model, name=target, compile="off")
+    check_sizes(auto, nodes=sizes, context=context)
     manifest = open_manifest(
         dtype="float32", notes={"target": target, "engine": auto.engine, "context": context, "rounds": rounds}
     )

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.decoding.plan import MOST_NODES
+from paceline.errors import ConfigError
 from paceline.records import Scores
 from paceline.targets.generic import Target
 
@@ -59,6 +61,18 @@ def measure_machine() -> Machine:
     read = min(_seconds(floats.sum) for _ in range(REPEATS))
     product = min(_seconds(lambda: nn.functional.linear(left, right)) for _ in range(REPEATS))
     return Machine(4e-9 * READ_FLOATS / read, 2e-9 * rows * inputs * outputs / product)
+
+
+def check_sizes(target: Target, *, nodes: Sequence[int], context: int) -> None:
+    """Raises ConfigError for sizes that no proposal has, or that the target has no positions for."""
+    most, limit = max(nodes), target.max_positions
+    if most > MOST_NODES:
+        raise ConfigError(f"--nodes: found {most}, expected at most {MOST_NODES}, the most that a plan may have")
+    if limit is not None and context + most > limit:
+        raise ConfigError(
+            f"--context: found {context} and {most} nodes behind it, expected at most {limit} together: "
+            "the target has no more positions"
+        )
 
 
 def measure_costs(

@@ -1,6 +1,6 @@
 """What the system says of a file that cannot be read or written, as one line that says what to do.
 
-It knows error numbers, and nothing of what the file is for.
+It knows error numbers, and nothing of what the file is for.  Memory that is not there is told apart from our own bugs.
 """
 
 import errno
@@ -32,3 +32,9 @@ def fault_line(error: OSError, *, place: Path | None = None) -> str:
     where = error.filename or place
     said = error.strerror or str(error) or type(error).__name__
     return f"{f'{where}: ' if where else ''}{said}; {fault_advice(error)}"
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a MemoryError, or a RuntimeError of torch, says that memory was asked for and not given."""
+    said = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in said or "allocate memory" in said

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import TargetError
 from paceline.store.embedded import EMBEDDED, cached_folder
+from paceline.store.faults import is_out_of_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "bfloat16", "float16")
 CACHE_LINE = 64  # bytes
+WEIGHT_FAULTS = ("state_dict", "size mismatch", "mismatched")  # RuntimeErrors of torch that are the weights' fault
 TRANSFORMERS = ((4, 57), (6, 0))  # first version that works, first that is not known to
 
 
@@ -104,6 +106,7 @@ def load_model(
 
     if dtype not in DTYPES:
         raise TargetError(f"found dtype '{dtype}', expected one of {', '.join(DTYPES)}")
+    _check_device(device)
     place = find_target(name, revision=revision)
     loader: Any = AutoModelForCausalLM  # its annotations do not know output_loading_info
     try:
@@ -116,7 +119,7 @@ def load_model(
                 use_safetensors=True,
                 output_loading_info=True,
             )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, MemoryError) as error:
         raise TargetError(f"{name}: cannot be loaded: {_reason(error, place=place)}") from error
     _require_every_weight(name, report)
     _align_weights(model)
@@ -143,6 +146,22 @@ def load_target(
     tokenizer = load_tokenizer(name, revision=revision, trust_remote_code=trust_remote_code)
     model = load_model(name, revision=revision, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     return Target(model, tokenizer=tokenizer, taps=taps, name=name)
+
+
+def _check_device(device: str) -> None:
+    """Refuse a device that torch cannot spell or that is not there, before anything is loaded for it."""
+    import torch
+
+    if device == "cpu":
+        return
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, ImportError) as error:  # torch's word for a build without that device
+        found = f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "no CUDA device"
+        raise TargetError(f"found device '{device}', expected one that torch has here: cpu; it sees {found}") from error
+    if place.type == "meta":
+        raise TargetError("found device 'meta', expected one that holds numbers, such as cpu")
 
 
 def _require_transformers() -> None:
@@ -180,8 +199,13 @@ def _align_weights(model: Any) -> None:
 def _reason(error: Exception, *, place: TargetPlace) -> str:
     """The first line of what transformers says, which is usually a paragraph, and what to look at."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = lines[0][:300] if lines else type(error).__name__
+    if is_out_of_memory(error):
+        return f"{said}; free memory, or choose a smaller target or dtype"
+    if isinstance(error, RuntimeError) and not any(word in str(error) for word in WEIGHT_FAULTS):
+        return f"{said}; check what this machine allows (memory, threads), then the target"
     check = "the folder" if place.repository is None else "the name, the network and your access to the repository"
-    return f"{lines[0][:300] if lines else type(error).__name__}; check {check}"
+    return f"{said}; check {check}"
 
 
 @contextmanager

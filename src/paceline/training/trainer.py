@@ -25,6 +25,7 @@ from accelerate.utils import gather_object
 from paceline.config import Recipe, dump_recipe
 from paceline.drafts._base import SequentialDraft
 from paceline.errors import CheckpointError, ConfigError
+from paceline.machine import set_threads
 from paceline.store.checkpoint import read_info, save_draft
 from paceline.store.files import Claim, write_text
 from paceline.store.manifest import close_manifest, open_manifest
@@ -89,8 +90,7 @@ def train(
     whole state in `out`, or begin where there is none.  init_from: a draft's folder to start the weights from.
     Raises PacelineError before the first step for whatever the user can mend.
     """
-    if recipe.training.threads is not None:
-        torch.set_num_threads(recipe.training.threads)
+    set_threads(recipe.training.threads, option="training.threads")
     if (out / STATE).exists() and not resume:
         raise ConfigError(f"{out} holds a run already; pass --resume to go on with it, or choose another --out")
     if init_from is not None:

@@ -1,0 +1,22 @@
+"""Whether a command will be able to write what --out names, asked before hours are spent on it.
+
+It writes nothing; a disk that fills up meanwhile is the business of whoever writes.
+"""
+
+import os
+from pathlib import Path
+
+from paceline.errors import ConfigError
+
+
+def check_record_path(path: Path, *, option: str = "--out") -> None:
+    """Raises ConfigError when `path` is a folder, lies under a file, or stands where nothing can be written."""
+    if path.is_dir():
+        raise ConfigError(f"{option}: {path} is a folder, expected a file; name one in it, such as {path}/record.json")
+    place = path.parent
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise ConfigError(f"{option}: {place} is a file, expected a folder; choose another {option}")
+    if not os.access(place, os.W_OK):
+        raise ConfigError(f"{option}: {place} cannot be written to; choose another {option}")
