@@ -217,3 +217,34 @@ def test_an_empty_override_takes_a_key_out():
     text = "[training]\nepochs = 2.5\nthreads = 1"
     recipe = parse_recipe(text, source="r", overrides=["training.epochs=", "training.steps=7", "training.threads= "])
     assert (recipe.training.steps, recipe.training.epochs, recipe.training.threads) == (7, None, None)
+
+
+@pytest.mark.parametrize("data", [b"[training]\nsteps = 3 # \xe9\n", "[training]\nsteps = 3\n".encode("utf-16")])
+def test_a_recipe_in_another_encoding_is_one_line(tmp_path, data):
+    (tmp_path / "r.toml").write_bytes(data)
+    with pytest.raises(ConfigError, match=r"r\.toml: byte \d+ is not UTF-8; expected a TOML file in UTF-8"):
+        load_recipe(tmp_path / "r.toml")
+
+
+def test_a_name_that_is_too_long_for_the_system():
+    with pytest.raises(ConfigError, match="no such recipe"):
+        load_recipe("a" * 5000)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("training.betas=[2.0, 0.9]", "training.betas.0: found 2.0, expected less than 1"),
+        ("training.betas=[-1.0, 0.9]", "training.betas.0: found -1.0"),
+        ("training.betas=[0.9, 1.0]", "training.betas.1: found 1.0"),
+        ("training.epochs=inf", "training.epochs: found Infinity"),
+        ("training.epochs=1e300", "training.epochs: found 1e+300"),
+        ("training.learning_rate=nan", "training.learning_rate: found NaN, expected a finite number"),
+        ("training.learning_rate=inf", "training.learning_rate: found Infinity, expected a finite number"),
+        ("training.weight_decay=inf", "training.weight_decay: found Infinity"),
+        ("training.clip_norm=nan", "training.clip_norm: found NaN"),
+        ("training.seed=99999999999999999999999", "training.seed: found 99999999999999999999999"),
+    ],
+)
+def test_a_number_that_no_run_can_use(override, said):
+    assert said in complaint(SMALLEST, override)

@@ -68,3 +68,21 @@ def test_dotted_name_from_outside(folder, tmp_path, monkeypatch):
 def test_suggestion_without_near_miss():
     assert plugins.suggestion("zzz", known=["a", "b"]) == "known: a, b"
     assert plugins.suggestion("zzz", known=[]) == "known: none"
+
+
+@pytest.mark.parametrize("name", [".", "..", ".x", "a..b", "a.", "a b.c"])
+def test_a_name_that_is_no_module_name(folder, name):
+    with pytest.raises(ConfigError, match="expected a plug-in's name or a dotted module name"):
+        plugins.load_plugin(folder, name=name)
+
+
+def test_a_plugin_of_another_kind(folder):
+    with pytest.raises(ConfigError, match="exports a str as PLUGIN; expected a int"):
+        plugins.load_plugin(folder, name="wave", kind=int)
+
+
+def test_a_file_names_only_what_is_imported_already(folder):
+    assert plugins.known_plugin(folder, name="wave", kind=str) == "the wave"
+    assert plugins.known_plugin(folder, name="paceline.tested.wave", kind=str) == "the wave"
+    with pytest.raises(ConfigError, match="a file never chooses what is imported"):
+        plugins.known_plugin(folder, name="paceline.tested.blank", kind=str)

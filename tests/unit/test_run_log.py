@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from paceline.errors import DataError
 from paceline.training.log import LOG, Meter, RunLog, read_log
 
 
@@ -44,3 +45,10 @@ def test_a_tracker_is_told_the_numbers(tmp_path):
 def test_a_log_without_a_line(tmp_path, text):
     (tmp_path / LOG).write_text(text)
     assert read_log(tmp_path / LOG) == []
+
+
+@pytest.mark.parametrize("line", ["3", "[]", "{}", '{"step": "1"}', "not json"])
+def test_a_line_that_is_no_event_is_named_at_resume(tmp_path, line):
+    (tmp_path / LOG).write_text(f'{line}\n{{"event": "train", "step": 1}}\n')
+    with pytest.raises(DataError, match=r"log\.jsonl: line 1: found .*, expected an event with its step"):
+        RunLog(tmp_path, keep_until=5)
