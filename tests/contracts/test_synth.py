@@ -169,5 +169,22 @@ def test_a_target_that_writes_no_prompt_is_refused_instead_of_asked_for_ever(tmp
 def test_a_seeds_file_without_openers_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "seeds.toml"
     path.write_text('[[category]]\nname = "a"\nweight = 1\nsystems = [""]\n', "utf-8")
-    with pytest.raises(DataError, match="category 'a' lacks openers"):
+    with pytest.raises(DataError, match=r"seeds\.toml: category\.0\.openers: missing"):
         load_seeds(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\xe9", "byte 0 is not UTF-8"),
+        (b"category = 3", "category: found 3"),
+        (b'[[category]]\nname = "a"\nweight = nan\nsystems = [""]\nopeners = [""]\n', "weight: found NaN"),
+        (b'[[category]]\nname = "a"\nweight = 1\nsystems = []\nopeners = [""]\n', "systems: found"),
+    ],
+)
+def test_a_seeds_file_that_is_none_is_one_line(tmp_path: Path, data: bytes, said: str) -> None:
+    path = tmp_path / "seeds.toml"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=said) as caught:
+        load_seeds(path)
+    assert "seeds.toml" in str(caught.value) and "\n" not in str(caught.value)

@@ -72,6 +72,11 @@ def test_a_capture_from_the_command_line(tmp_path, recipe, capsys):
         ("draft.options={taps = [9]}", "draft.options.taps"),
         ('training.trackers=["tensorboard"]', "pip install 'paceline[tensorboard]'"),
         ("data.features=nowhere", "features.json is missing"),
+        (f"data.features={__file__}", "features.json is missing"),
+        ("draft.name=ngram", "draft.name is ngram, which has no weights to train"),
+        ("draft.name=.x", "found '.x', expected a plug-in's name"),
+        ("draft.name=paceline.training.objectives.ttt", "exports a ObjectivePlugin as PLUGIN; expected a DraftPlugin"),
+        (f"target.name={'a' * 5000}", "no such target"),
     ],
 )
 def test_a_mistake_is_one_line_before_any_work_is_lost(tmp_path, recipe, capsys, monkeypatch, change, complaint):
@@ -95,7 +100,7 @@ def test_sizes(text, size):
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "MB", "five", "5 XB"])
+@pytest.mark.parametrize("text", ["", "MB", "five", "5 XB", "nan", "inf", "-5", "0", "1e400MB"])
 def test_what_is_no_size(text):
     with pytest.raises(ConfigError, match="expected a size such as 500MB"):
         parse_size(text)

@@ -33,6 +33,8 @@ def convert(
     kind = load_plugin("interop", name=from_ or to or "")
     assert isinstance(kind, Format)
     if from_ is not None:
+        if not source.is_dir():
+            raise ConfigError(f"SOURCE: no folder '{source}'; expected one in the format {from_}")
         kind.check(source)
         loaded = kind.read(source, load_target(target))
         save_draft(out, loaded.draft, info=loaded.info, dtype=loaded.dtype)
