@@ -15,7 +15,7 @@ from paceline.cli._base import Command
 if TYPE_CHECKING:
     from rich.console import Console
 
-TARGET, DRAFT, PLAN = "smollm2@wheel", "smollm2-eagle3", "tree:5x4:15"
+TARGET, DRAFT, PLAN = "smollm2@wheel", "smollm2-eagle3", "tree:3x3:5"
 NEW_TOKENS = 96
 ROWS_TOKENS = 2500  # answer tokens that the target writes for the training part: about a minute on two cores
 STEPS = 60  # about two minutes on two cores
