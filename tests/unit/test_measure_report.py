@@ -1,11 +1,14 @@
 """Records and the tables made from them: what is said, what fits, and that documents agree with their records."""
 
+import io
 import json
 import re
 
 import pytest
+from rich.console import Console
 
 from house.source import ROOT
+from paceline.cli._bench_run import drawn
 from paceline.cli.results import results
 from paceline.errors import DataError
 from paceline.measure.ledger import Mismatch, Observation
@@ -49,6 +52,16 @@ def measurement(observations, *, is_greedy=True, draft="chain", manifest=None) -
 
 
 MANY = [observation(number, length=20 + 30 * number) for number in range(12)]
+
+
+def test_every_row_keeps_its_name_on_a_narrow_terminal():
+    out = io.StringIO()
+    console = Console(file=out, width=80)
+    for table in bench_tables(build_record(measurement(MANY))):
+        console.print(drawn(table))
+        for row in table.rows:
+            assert row[0].split()[0] in out.getvalue(), table.title
+    assert "\u2026" not in out.getvalue()
 
 
 def test_a_record_holds_what_the_issue_names():

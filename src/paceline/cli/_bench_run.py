@@ -139,7 +139,7 @@ def _measurements(opened: _Opened, ledger: Ledger, manifest: Mapping[str, Any]) 
 
 def _print(console: Console, record: Mapping[str, Any]) -> None:
     for table in bench_tables(record):
-        console.print(_rich(table))
+        console.print(drawn(table))
     for mismatch in record["mismatches"][:5]:
         where = f"{mismatch['prompt']} turn {mismatch['turn']}, new token {mismatch['position']}"
         tie = f"the two best logits are {mismatch['gap']:.2g} apart, one step is {mismatch['step']:.2g}"
@@ -149,11 +149,12 @@ def _print(console: Console, record: Mapping[str, Any]) -> None:
     console.print(Text(record["verdict"], style="bold green" if is_good else "bold red"))
 
 
-def _rich(table: Table) -> RichTable:
-    drawn = RichTable(title=table.title, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD)
+def drawn(table: Table) -> RichTable:
+    """A table for the terminal."""
+    rich = RichTable(title=table.title, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD)
     for place, head in enumerate(table.heads):
         # The first column may wrap but never vanish: it names the row.
-        drawn.add_column(
+        rich.add_column(
             head,
             justify="left" if place == 0 else "right",
             no_wrap=place > 0,
@@ -161,5 +162,5 @@ def _rich(table: Table) -> RichTable:
             min_width=14 if place == 0 else None,
         )
     for row in table.rows:
-        drawn.add_row(*row)
-    return drawn
+        rich.add_row(*row)
+    return rich

@@ -164,10 +164,10 @@ def _by_depth(record: Record) -> Table:
 
 
 def _groups(title: str, head: str, groups: Mapping[str, Record]) -> Table:
-    heads = (head, "n", "L", "a", "speed-up", "tokens/s plain", "tokens/s draft")
+    heads = (head, "n", "L", "speed-up", "plain tok/s", "draft tok/s")
     rows = [
         (
-            label, str(group["n"]), _pm(group, "accepted_length"), _pm(group, "accepted_drafted"), _pm(group, "s_wall"),
+            label, str(group["n"]), _pm(group, "accepted_length"), _pm(group, "s_wall"),
             _pm(group, "tokens_per_s_plain", digits=1), _pm(group, "tokens_per_s_draft", digits=1),
         )
         for label, group in groups.items()
@@ -178,10 +178,10 @@ def _groups(title: str, head: str, groups: Mapping[str, Record]) -> Table:
 def _plans(record: Record) -> Table:
     if not record["other_plans"]:
         return Table("Plans", (), ())
-    heads = ("plan", "nodes", "L", "S_model", "speed-up", "tokens/s", "identical")
+    heads = ("plan", "nodes", "L", "speed-up", "tokens/s", "identical")
     rows = [
         (
-            each["plan"], _pm(each, "nodes_per_round", digits=1), _pm(each, "accepted_length"), _pm(each, "s_model"),
+            each["plan"], _pm(each, "nodes_per_round", digits=1), _pm(each, "accepted_length"),
             _pm(each, "s_wall"), _pm(each, "tokens_per_s_draft", digits=1), _claim(each["identical"]),
         )
         for each in (record, *record["other_plans"])

@@ -115,6 +115,7 @@ class Trainer:
         self.draft: SequentialDraft = job.draft.to(device=accelerator.device, dtype=torch.float32).train()
         lengths = tuple(len(example.ids) for example in job.examples.train)
         self.plan = RunPlan(lengths, self.training, world=accelerator.num_processes)
+        self._windows = Windows(self.plan)  # refuses batches that cannot be, before anything is written
         self.optimizers = Optimizers(self.draft, self.training)
         is_bf16 = self.training.precision == "bf16"
         view, source = FrozenTarget(job.target), feature_source(job, device=accelerator.device, is_bf16=is_bf16)
@@ -152,7 +153,7 @@ class Trainer:
         for line in describe_run(self.plan, self.job):
             self._say(line)
         self._begin(resume=resume)
-        windows, total = Windows(self.plan), self.plan.steps
+        windows, total = self._windows, self.plan.steps
         examples = self.job.examples.train
         self._began = time.monotonic() - self._counters.seconds
         for step in range(self._counters.step, total):
