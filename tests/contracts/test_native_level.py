@@ -6,7 +6,7 @@ import logging
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fixtures_drafts import max_difference, tiny_eagle3
 from fixtures_native import VOCAB, family, ids, random_tree, tree
@@ -86,6 +86,41 @@ def test_a_draft_that_the_native_forward_cannot_read_says_so(caplog: pytest.LogC
     with caplog.at_level(logging.WARNING, logger="paceline"):
         assert isinstance(choose_level(draft, target), EagerLevel)
     assert caplog.messages == ["the draft runs on torch eager, because its weights are bfloat16 on cpu"]
+
+
+class Odd(nn.Linear):
+    """A layer that may compute anything, as quantised ones do."""
+
+
+class Other(Eagle3):
+    """A draft that finishes its layer in another way."""
+
+    def finish(self, features: Tensor, mixed: Tensor) -> Tensor:
+        return features - mixed
+
+
+def hook(draft: Eagle3) -> Eagle3:
+    draft.midlayer.mlp.register_forward_hook(lambda module, inputs, output: output * 0)
+    return draft
+
+
+def wrap(draft: Eagle3) -> Eagle3:
+    draft.lm_head.__class__ = Odd
+    return draft
+
+
+def derive(draft: Eagle3) -> Eagle3:
+    other = Other(draft.config, draft.vocab)
+    other.load_state_dict(draft.state_dict())
+    return other
+
+
+@pytest.mark.parametrize(("change", "words"), [(hook, "hook"), (wrap, "Odd stands"), (derive, "layer of Other")])
+def test_a_draft_that_was_changed_runs_its_own_modules(change, words: str, caplog: pytest.LogCaptureFixture) -> None:  # type: ignore[no-untyped-def]
+    target = native_target()
+    with caplog.at_level(logging.WARNING, logger="paceline"):
+        assert isinstance(choose_level(change(drafts(target)), target), EagerLevel)
+    assert words in caplog.messages[0]
 
 
 def test_a_token_outside_the_targets_vocabulary_is_refused() -> None:

@@ -100,3 +100,8 @@ def test_a_tensor_of_ids_is_a_prompt():
 def test_a_plan_that_no_machine_could_hold(size):
     with pytest.raises(ConfigError, match="at most 4096 nodes"):
         ProposalPlan(**size)
+
+
+def test_an_engine_that_does_not_exist():
+    with pytest.raises(ConfigError, match="compile is 'on'; expected 'auto' or 'off'"):
+        Target(tiny_llama(), compile="on")  # type: ignore[arg-type]

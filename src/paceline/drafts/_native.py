@@ -6,6 +6,7 @@ It compiles and computes nothing; weights stay where the draft keeps them.
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,9 @@ class NativeLayer:
         parts = draft.layer_parts()
         if parts is None:
             raise Unavailable(f"the native forward does not know the layer of {type(draft).__name__}")
+        modules: list[Any] = list(draft.modules())
+        if any(module._forward_hooks or module._forward_pre_hooks for module in modules):
+            raise Unavailable("one of its modules has a hook")
         attention, mlp = parts.attention, parts.mlp
         hidden, inner = mlp.down_proj.out_features, mlp.down_proj.in_features
         width = attention.head_dim
@@ -56,6 +60,8 @@ class NativeLayer:
             raise Unavailable("its norms differ in eps")
 
     def _matrix(self, linear: nn.Linear) -> library.Matrix:
+        if type(linear) is not nn.Linear:
+            raise Unavailable(f"a {type(linear).__name__} stands where a plain Linear was expected")
         bias = None if linear.bias is None else self._address(linear.bias)  # pyright: ignore[reportUnnecessaryComparison]
         return library.Matrix(self._address(linear.weight), bias)
 

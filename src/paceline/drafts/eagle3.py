@@ -181,8 +181,10 @@ class Eagle3(SequentialDraft):
         """[W, Hd]."""
         return self.lm_head.weight
 
-    def layer_parts(self) -> LayerParts:
-        """A Llama layer on [norm(embedding); norm(feature)]."""
+    def layer_parts(self) -> LayerParts | None:
+        """A Llama layer on [norm(embedding); norm(feature)]; a subclass may have changed it."""
+        if type(self) is not Eagle3:
+            return None
         layer = self.midlayer
         return LayerParts(
             layer.input_layernorm, layer.hidden_norm, layer.self_attn, layer.post_attention_layernorm, layer.mlp,

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from paceline.errors import TargetError
+from paceline.errors import ConfigError, TargetError
 from paceline.native.library import Library
 from paceline.ops import masks
 from paceline.records import Scores
@@ -44,6 +44,8 @@ class Target:
         name: str = "",
         compile: Literal["auto", "off"] = "auto",
     ) -> None:
+        if compile not in ("auto", "off"):
+            raise ConfigError(f"compile is {compile!r}; expected 'auto' or 'off'")
         tf.refuse_recurrent(model)
         tf.refuse_own_masks(model)
         self.model = model.eval()
