@@ -53,13 +53,6 @@ class Eagle3Config(DraftConfig):
             raise ValueError(f"a number that divides the {heads} heads")
         return count
 
-    @field_validator("taps")
-    @classmethod
-    def _distinct(cls, taps: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(taps)) < len(taps):
-            raise ValueError("every layer once")
-        return taps
-
     @field_validator("rope")
     @classmethod
     def _geometry(cls, rope: dict[str, object], info: ValidationInfo) -> dict[str, object]:
