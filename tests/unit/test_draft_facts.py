@@ -73,7 +73,6 @@ def section(name):
         (r"^rms_norm_eps = .*?$", "rms_norm_eps = -1.0", "config.rms_norm_eps: found -1.0"),
         (r"^num_key_value_heads = .*?$", "num_key_value_heads = 0", "config.num_key_value_heads: found 0"),
         (r"^taps = .*?$", "taps = [0, 1, 9]", "config: reads layers [0, 1, 9]"),
-        (r"^taps = .*?$", "taps = [0, 0, 1]", "config.taps: found [0, 0, 1]"),
         (r"^draft_vocab_size = .*?$", "draft_vocab_size = 17", "config: draft vocabulary of 16 of 64 words"),
         (r"^rope_theta = .*?$", "rope_theta = 0.0", "config.rope: found"),
         (r'^"tokens.json.gz" = .*?\n', "", "sha256: found"),
