@@ -22,6 +22,7 @@ def configure(options):
         ({"num_key_value_heads": 0}, "draft.options.num_key_value_heads: found 0"),
         ({"num_key_value_heads": 3}, "a number that divides the 4 heads"),
         ({"taps": []}, "draft.options.taps: found []"),
+        ({"taps": [0, 0, 1]}, "draft.options.taps: found [0, 0, 1], expected every layer once"),
         ({"taps": [0, 9]}, "draft.options.taps: [9] are not decoder layers"),
         ({"target_hidden_size": 31}, "draft.options.target_hidden_size is 31"),
         ({"vocab_size": 63}, "draft.options.vocab_size is 63"),

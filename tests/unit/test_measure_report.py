@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from house.source import ROOT
-from paceline.cli._bench_run import drawn
+from paceline.cli._tables import drawn
 from paceline.cli.results import results
 from paceline.errors import DataError
 from paceline.measure.ledger import Mismatch, Observation

@@ -9,21 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from paceline.cli import _bench_setup as setup
 from paceline.cli._bench_setup import BenchOptions, Decoders, OpenedDraft
 from paceline.cli._progress import Bar, interruptible
+from paceline.cli._tables import drawn
 from paceline.data.chat import ChatFormat
 from paceline.machine import set_threads
 from paceline.measure.bench import Bench
 from paceline.measure.ledger import Ledger, Observation, refuse_leftover
 from paceline.measure.plots import draw
 from paceline.measure.record import Measurement, build_record, write_record
-from paceline.measure.report import Table, bench_tables
+from paceline.measure.report import bench_tables
 from paceline.measure.systems import PLAIN, System
 from paceline.measure.workloads import Workload, load_workload
 from paceline.store.manifest import close_manifest, open_manifest
@@ -147,20 +146,3 @@ def _print(console: Console, record: Mapping[str, Any]) -> None:
     interval = record["s_wall_ci95"]
     is_good = record["identical"] is not False and (interval is None or interval[0] > 1)
     console.print(Text(record["verdict"], style="bold green" if is_good else "bold red"))
-
-
-def drawn(table: Table) -> RichTable:
-    """A table for the terminal."""
-    rich = RichTable(title=table.title, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD)
-    for place, head in enumerate(table.heads):
-        # The first column may wrap but never vanish: it names the row.
-        rich.add_column(
-            head,
-            justify="left" if place == 0 else "right",
-            no_wrap=place > 0,
-            overflow="fold",
-            min_width=14 if place == 0 else None,
-        )
-    for row in table.rows:
-        rich.add_row(*row)
-    return rich

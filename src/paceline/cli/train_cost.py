@@ -26,10 +26,10 @@ def train_cost(
     import json
 
     from rich.console import Console
-    from rich.table import Table
 
     from paceline.cli._outputs import check_record_path
     from paceline.cli._progress import Bar
+    from paceline.cli._tables import drawn
     from paceline.config import load_recipe
     from paceline.machine import set_threads
     from paceline.measure.report import training_cost_tables
@@ -49,11 +49,8 @@ def train_cost(
         cost = measure_training(job, steps=steps, watch=lambda done: bar.update(done, "steps"))
     record = training_record(cost, manifest=close_manifest(manifest).as_dict())
     write_text(out, json.dumps(record, indent=1) + "\n")
-    for found in training_cost_tables(record):
-        table = Table(*found.heads, title=found.title)
-        for row in found.rows:
-            table.add_row(*row)
-        console.print(table)
+    for table in training_cost_tables(record):
+        console.print(drawn(table))
     console.print(f"Written: {out}")
 
 

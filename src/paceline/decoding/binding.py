@@ -27,11 +27,9 @@ def make_proposer(draft: Draft | None, target: Target, *, plan: ProposalPlan, sa
                 f"the draft was made for a vocabulary of {draft.vocab.target_size} ids; the target has "
                 f"{target.vocab_size}"
             )
-        if draft.target_width != target.hidden_size or max(draft.taps) >= target.num_layers:
-            raise ConfigError(
-                f"the draft reads layers {', '.join(map(str, draft.taps))} of width {draft.target_width}; the target "
-                f"has layers 0 to {target.num_layers - 1} of width {target.hidden_size}"
-            )
+        misfit = draft.misfit(num_layers=target.num_layers, width=target.hidden_size)
+        if misfit:
+            raise ConfigError(f"the draft does not fit the target: {misfit}")
         if draft.head_weight.device != target.device:
             raise ConfigError(
                 f"the draft is on {draft.head_weight.device}, the target on {target.device}; move one of them"

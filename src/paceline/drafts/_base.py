@@ -93,6 +93,15 @@ class SequentialDraft(nn.Module):
         """For the native forward, which runs `level`, `head_input` and the head as one call; None for other layers."""
         return None
 
+    def misfit(self, *, num_layers: int, width: int) -> str:
+        """Why it cannot read a target of so many layers and that width; "" when it can."""
+        if self.target_width == width and all(0 <= tap < num_layers for tap in self.taps):
+            return ""
+        return (
+            f"it reads layers {', '.join(map(str, self.taps))} of width {self.target_width}; the target has layers 0 "
+            f"to {num_layers - 1} of width {width}"
+        )
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., Hd] -> [..., W]."""
         return nn.functional.linear(self.head_input(hidden), self.head_weight)

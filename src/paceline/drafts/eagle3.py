@@ -53,6 +53,13 @@ class Eagle3Config(DraftConfig):
             raise ValueError(f"a number that divides the {heads} heads")
         return count
 
+    @field_validator("taps")
+    @classmethod
+    def _distinct(cls, taps: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(taps)) < len(taps):
+            raise ValueError("every layer once")
+        return taps
+
     @field_validator("rope")
     @classmethod
     def _geometry(cls, rope: dict[str, object], info: ValidationInfo) -> dict[str, object]:
@@ -190,10 +197,10 @@ def _rotary(rope: dict[str, object], *, head_dim: int, most: int) -> RotarySpec:
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
-    """Outputs of layers 1, L//2 - 1 and L - 4, as published; spread over what there is in a shallower target."""
+    """Outputs of layers 1, L//2 - 1 and L - 4, as published; a shallower target's first, middle and last, each once."""
     if num_layers >= 6:
         return (1, num_layers // 2 - 1, num_layers - 4)
-    return tuple(round(i * (num_layers - 1) / 2) for i in range(3))
+    return tuple(sorted({round(i * (num_layers - 1) / 2) for i in range(3)}))
 
 
 def configure(facts: TargetFacts, options: dict[str, object]) -> Eagle3Config:

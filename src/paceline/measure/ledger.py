@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from paceline.data.synth_run import append_line, open_lines, read_lines
 from paceline.errors import ConfigError, DataError, PacelineError
 from paceline.measure.metrics import Measured
 from paceline.store.files import Claim
+from paceline.store.lines import append_line, open_lines, read_lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,13 @@ from paceline.measure import metrics
 from paceline.measure.ledger import Observation
 from paceline.measure.metrics import Estimate, Measured
 from paceline.measure.systems import PLAIN, System
+from paceline.store.figures import rounded
 from paceline.store.files import write_text
 
 KIND, FORMAT = "bench", 1
 MAX_BYTES = 200_000
 LISTED = 20  # mismatches written out; the rest is counted
 BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096)  # edges of prompt length, tokens (K13)
-DIGITS = 6  # significant digits of a figure in a record
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def build_record(run: Measurement) -> dict[str, Any]:
         "acceptance_by_prompt_length": _groups(run, name, _bucket),
         "per_file": _groups(run, name, lambda each: each.file),
         "time_shares": {
-            label: _rounded(metrics.time_shares([each.results[system] for each in run.observations]))
+            label: rounded(metrics.time_shares([each.results[system] for each in run.observations]))
             for label, system in (("plain", PLAIN), ("draft", name))
             if system is not None
         },
@@ -262,18 +262,10 @@ def _flat(figures: Mapping[str, Estimate]) -> dict[str, Any]:
     for name, figure in figures.items():
         if name[-1].isdigit():
             continue
-        flat[name], flat[f"{name}_se"] = _round(figure.value), _round(figure.error)
+        flat[name], flat[f"{name}_se"] = rounded(figure.value), rounded(figure.error)
         if name == "s_wall":
-            flat["s_wall_ci95"] = None if figure.low is None else [_round(figure.low), _round(figure.high)]
+            flat["s_wall_ci95"] = None if figure.low is None else [rounded(figure.low), rounded(figure.high)]
     return flat
-
-
-def _round(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.{DIGITS}g}")
-
-
-def _rounded(values: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: _round(value) for name, value in values.items()}
 
 
 def _json(value: Any, *, indent: str) -> str:

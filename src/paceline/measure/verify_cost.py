@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from paceline.decoding.plan import MOST_NODES
 from paceline.errors import ConfigError
 from paceline.records import Scores
+from paceline.store.figures import rounded
 from paceline.targets.generic import Target
 
 KIND, FORMAT = "verify-cost", 1
 READ_FLOATS = 1 << 27  # half a GB: more than any cache holds
 PRODUCT = (1024, 4096, 4096)  # rows, inputs, outputs
 REPEATS = 5
-DIGITS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,8 @@ def cost_record(costs: Sequence[Cost], *, machine: Machine, manifest: dict[str, 
     return {
         "kind": KIND,
         "format": FORMAT,
-        "machine": {key: _round(value) for key, value in asdict(machine).items()},
-        "costs": [{key: _round(value) for key, value in asdict(cost).items()} for cost in costs],
+        "machine": rounded(asdict(machine)),
+        "costs": [rounded(asdict(cost)) for cost in costs],
         "manifest": manifest,
     }
 
@@ -149,7 +149,3 @@ def _seconds(call: Callable[[], Tensor | Scores]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
-
-
-def _round(value: Any) -> Any:
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

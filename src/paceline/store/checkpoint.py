@@ -149,12 +149,9 @@ def _build(plugin: DraftPlugin, info: DraftInfo, vocab: DraftVocab, *, where: st
     except ConfigError as error:
         raise CheckpointError(f"{where}: config: {error}; restore the folder") from error
     assert isinstance(draft, SequentialDraft), "only drafts with weights are saved"
-    layers, width = info.target.num_layers, info.target.hidden_size
-    if draft.target_width != width or not all(0 <= tap < layers for tap in draft.taps):
-        raise CheckpointError(
-            f"{where}: config: reads layers {list(draft.taps)} of width {draft.target_width}, its target has layers 0 "
-            f"to {layers - 1} of width {width}; restore the folder"
-        )
+    misfit = draft.misfit(num_layers=info.target.num_layers, width=info.target.hidden_size)
+    if misfit:
+        raise CheckpointError(f"{where}: config: {misfit}; restore the folder")
     return draft
 
 

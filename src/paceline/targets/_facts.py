@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.ops.rotary import SETTINGS
 from paceline.records import TargetFacts
 from paceline.targets._transformers import text_config
 
 INNER_SIZES = ("intermediate_size", "ffn_dim", "n_inner")  # GPT-2 leaves its own out: four times the hidden size
-ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "max_position_embeddings")
 
 
 def facts_of(model: Any, tokenizer: Any = None) -> TargetFacts:
@@ -36,7 +36,7 @@ def facts_of(model: Any, tokenizer: Any = None) -> TargetFacts:
 
 def _rope(values: dict[str, Any]) -> dict[str, object]:
     """Rotary settings; of a family with one entry for each kind of layer, those of the layers with full attention."""
-    found: dict[str, Any] = {key: values[key] for key in ROPE_KEYS if values.get(key) is not None}
+    found: dict[str, Any] = {key: values[key] for key in SETTINGS if values.get(key) is not None}
     entries: dict[str, Any] = found.get("rope_parameters") or {}
     kinds = {kind: entry for kind, entry in entries.items() if isinstance(entry, dict)}
     if kinds:

@@ -16,6 +16,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from paceline.machine import peak_memory
+from paceline.store.figures import rounded
 from paceline.training.capture_run import feature_source
 from paceline.training.optimizers import Optimizers
 from paceline.training.plan import RunPlan, Windows
@@ -26,7 +27,6 @@ from paceline.training.window import LossModule
 KIND, FORMAT = "training-cost", 1
 SIDE, REPEATS = 2048, 5  # square product that stands for the machine's peak
 WARM_UP = 2
-DIGITS = 5
 Timed = Callable[[str], AbstractContextManager[None]]
 
 
@@ -129,7 +129,7 @@ def machine_peak(dtype: torch.dtype) -> float:
 def training_record(cost: TrainingCost, *, manifest: dict[str, Any]) -> dict[str, Any]:
     """Plain values, ready for JSON, figures rounded."""
     figures = {**asdict(cost), "tokens_per_s": cost.tokens_per_s, "share_of_peak": cost.share_of_peak}
-    return {"kind": KIND, "format": FORMAT, "cost": _round(figures), "manifest": manifest}
+    return {"kind": KIND, "format": FORMAT, "cost": rounded(figures), "manifest": manifest}
 
 
 @contextmanager
@@ -144,9 +144,3 @@ def _counted(gflop: dict[str, float], part: str) -> Generator[None]:
     with FlopCounterMode(display=False) as counter:
         yield
     gflop[part] = counter.get_total_flops() * 1e-9
-
-
-def _round(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _round(each) for key, each in value.items()}
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
