@@ -58,6 +58,7 @@ class DataSection(Section):
     max_length: int = Field(default=1024, ge=3)  # tokens; longer conversations are cut, and reported
     max_rows: int | None = Field(default=None, ge=1)  # None = all
     answers: Literal["all", "last"] = "all"  # which assistant turns are supervised
+    supervise: Literal["answers", "all"] = "answers"  # all: every token, since the target has a law for prompts too
     template_options: dict[str, JsonValue] = {}  # handed to the chat template, for example enable_thinking
     features: str | None = None  # folder written by `paceline capture`; None = the target runs online
 

@@ -131,3 +131,22 @@ def test_a_state_that_is_not_finite_names_its_row(tmp_path, rows):
 def test_an_unknown_dtype_is_refused(rows, target):
     with pytest.raises(ConfigError, match="float16"):
         plan_capture(recipe_of(rows), dtype="float16", say=lambda text: None, target=target)
+
+
+def test_prompts_are_trained_on_when_asked_with_the_states_that_lie_there(tmp_path, rows, target):
+    """`data.supervise = "all"`: more tokens of the same rows, no second capture; validation stays with the answers."""
+    captured(rows, tmp_path / "features", target)
+    changes = (f"data.features={tmp_path / 'features'}", "data.supervise=all")
+    jobs = [prepare(recipe_of(rows, *some), target=target, say=lambda text: None) for some in ((), changes)]
+    answers, everything = (job.lessons() for job in jobs)
+    assert [example.digest for example in answers] == [example.digest for example in everything]
+    assert all(example.num_supervised == len(example.ids) for example in everything)
+    assert not any(example.mask.all() for example in answers)
+    for example, other in zip(jobs[0].examples.validation, jobs[1].examples.validation, strict=True):
+        assert torch.equal(example.mask, other.mask)
+    onlooker = Onlooker()
+    train(recipe_of(rows, *changes), out=tmp_path / "out", watch=onlooker, target=target)
+    total = sum(len(example.ids) for example in everything)
+    assert f"{total} tokens per epoch, {total} of them supervised" in onlooker.text
+    with pytest.raises(ConfigError, match=r"data\.supervise"):
+        train(recipe_of(rows, changes[0]), out=tmp_path / "out", watch=Onlooker(), target=target, resume=True)

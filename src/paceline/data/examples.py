@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -29,8 +29,9 @@ from paceline.store.features import row_digest
 class Example:
     """One training sequence.
 
-    ids: [T] int64.  mask: [T] bool, True where the target wrote the token.  digest: sha256 (hex) of both.
-    source: "file:line" of its row.  category: the row's category or "".
+    ids: [T] int64.  mask: [T] bool, True where the token is supervised: the target wrote it, or see `supervise_all`.
+    digest: sha256 (hex) of ids and of what the target wrote, the key of its states.  source: "file:line" of its row.
+    category: the row's category or "".
     """
 
     ids: Tensor
@@ -41,8 +42,12 @@ class Example:
 
     @property
     def num_supervised(self) -> int:
-        """Tokens that the target wrote."""
+        """Tokens that are supervised."""
         return int(self.mask.sum())
+
+    def supervise_all(self) -> Example:
+        """The same tokens and the same states, all of them supervised: the target has a law behind every prefix."""
+        return replace(self, mask=torch.ones_like(self.mask))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

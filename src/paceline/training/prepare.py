@@ -54,6 +54,12 @@ class Job:
     info: DraftInfo
     objective: Objective
 
+    def lessons(self) -> tuple[Example, ...]:
+        """The training examples with what the recipe supervises in them; validation is always by answers."""
+        if self.recipe.data.supervise == "answers":
+            return self.examples.train
+        return tuple(example.supervise_all() for example in self.examples.train)
+
 
 def recipe_target(recipe: Recipe, *, device: str) -> Target:
     """The target that a recipe names.  Raises TargetError or ConfigError."""
@@ -116,7 +122,7 @@ def read_examples(recipe: Recipe, *, target: Target, chat: ChatFormat, say: Say)
 
 def describe_run(plan: RunPlan, job: Job) -> list[str]:
     """What a person should know before the first step, warnings last."""
-    train, training = job.examples.train, job.recipe.training
+    train, training = job.lessons(), job.recipe.training
     supervised = sum(example.num_supervised for example in train)
     lines = [
         f"run: {len(train)} examples, {sum(plan.lengths)} tokens per epoch, {supervised} of them supervised; "

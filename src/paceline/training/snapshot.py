@@ -50,6 +50,7 @@ def identity_of(recipe: Recipe, *, examples: Examples, target: str, world: int) 
         **{f"objective.{key}": value for key, value in sections["objective"].items()},
         **{f"training.{key}": value for key, value in sections["training"].items() if key not in FREE},
         **{f"validation.{key}": value for key, value in sections["validation"].items()},
+        "data.supervise": recipe.data.supervise,
         "target.dtype": recipe.target.dtype,
         "target.fingerprint": target,
         "the number of processes": world,

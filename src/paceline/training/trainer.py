@@ -113,7 +113,8 @@ class Trainer:
         self.training = job.recipe.training
         self._say = say
         self.draft: SequentialDraft = job.draft.to(device=accelerator.device, dtype=torch.float32).train()
-        lengths = tuple(len(example.ids) for example in job.examples.train)
+        self._lessons = job.lessons()
+        lengths = tuple(len(example.ids) for example in self._lessons)
         self.plan = RunPlan(lengths, self.training, world=accelerator.num_processes)
         self._windows = Windows(self.plan)  # refuses batches that cannot be, before anything is written
         self.optimizers = Optimizers(self.draft, self.training)
@@ -154,7 +155,6 @@ class Trainer:
             self._say(line)
         self._begin(resume=resume)
         windows, total = self._windows, self.plan.steps
-        examples = self.job.examples.train
         self._began = time.monotonic() - self._counters.seconds
         for step in range(self._counters.step, total):
             share = peak_share(
@@ -162,7 +162,7 @@ class Trainer:
             )
             started = time.monotonic()
             batches = windows.at(step, rank=self.accelerator.process_index)
-            sums = self._gradients.run([[examples[index] for index in batch] for batch in batches], step=step)
+            sums = self._gradients.run([[self._lessons[index] for index in batch] for batch in batches], step=step)
             if not sums.is_empty:
                 self.optimizers.step(share=share)
             self._counters.step = done = step + 1
