@@ -1,4 +1,4 @@
-"""Compile the native forward and the attention of rows once for this machine, with the compiler the user has, and keep the result.
+"""Compile the native library once for this machine, with the compiler the user has, and keep the result.
 
 It knows compilers, flags and the cache folder, and nothing of models.  A library is named by a digest of everything
 that went into it (source, flags, compiler, processor and its instruction sets), so a stale one is never loaded.
