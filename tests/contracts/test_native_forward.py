@@ -228,8 +228,8 @@ def test_a_change_it_does_not_know_makes_it_step_back(
     with caplog.at_level(logging.WARNING):
         found = session(native)
     assert native.engine == "eager"
-    (line,) = caplog.messages
-    assert words in line and "torch eager" in line
+    (line,) = [message for message in caplog.messages if "torch eager" in message]
+    assert words in line
     for one, other in zip(found, session(eager), strict=True):
         assert torch.equal(one, other)
 

@@ -158,3 +158,16 @@ def test_a_used_up_support_yields_minus_one_and_leaves_the_law_alone():
     assert tokens[1].tolist() == [0, -1, -1]
     assert sorted(tokens[2].tolist()) == [0, 1, 2]
     assert sampling.draw_without_replacement(law, count=0, generator=generator()).shape == (3, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count", [3, 511, 512, 513, 1024, 5000])
+def test_the_first_of_equals_is_best(count, dtype):
+    scores = torch.randint(-3, 4, (40, count), generator=generator(7)).to(dtype)
+    scores[0] = -torch.inf
+    scores[1] = 2.0
+    scores[2, -1] = 9.0
+    scores[3, count // 2] = torch.nan
+    scores[4, 0] = scores[4, -1] = 9.0
+    assert torch.equal(sampling.first_best(scores), scores.argmax(dim=-1))
+    assert sampling.first_best(scores[:0]).shape == (0,)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.ops.sampling import first_best
 from paceline.targets.generic import Target
 
 
@@ -55,12 +56,13 @@ def sample_rows(logits: Tensor, *, temperature: Tensor, top_k: int, top_p: Tenso
 
     logits: [B, V].  temperature, top_p, uniforms: [B] float32.  Returns [B] int64.
     """
-    best = logits.argmax(dim=-1)
     hot = temperature > 0
+    best = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    best[~hot] = first_best(logits[~hot])
     if not bool(hot.any()):
         return best
-    values, ids = logits[hot].float().topk(min(top_k, logits.shape[-1]), dim=-1)  # descending
-    law = torch.softmax(values / temperature[hot][:, None], dim=-1)
+    values, ids = logits[hot].topk(min(top_k, logits.shape[-1]), dim=-1)  # descending
+    law = torch.softmax(values.float() / temperature[hot][:, None], dim=-1)
     before = law.cumsum(dim=-1) - law
     law = law.masked_fill(before >= top_p[hot][:, None], 0.0)
     cumulative = law.cumsum(dim=-1)

@@ -1,4 +1,4 @@
-"""Compile the native forward once for this machine, with the compiler the user has, and keep the result.
+"""Compile the native library once for this machine, with the compiler the user has, and keep the result.
 
 It knows compilers, flags and the cache folder, and nothing of models.  A library is named by a digest of everything
 that went into it (source, flags, compiler, processor and its instruction sets), so a stale one is never loaded.
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from paceline.machine import cache_folder, cpu_features, cpu_name
 
-SOURCES = ("forward.cpp", "attention.h", "product.h", "vectors.h", "call.h")
+SOURCES = ("forward.cpp", "rows.cpp", "attention.h", "product.h", "team.h", "vectors.h", "call.h")
 # Not -ffast-math: infinities mark what is masked.  Contraction to fused multiply-adds is asked for by name, since
 # compilers differ in their default.
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
@@ -80,7 +80,8 @@ def source_folder() -> Path:
 def _compile(compiler: Sequence[str], flags: Sequence[str], target: Path) -> str:
     """Compile to `target`, whole or not at all; returns "" or the first error."""
     aside = target.with_name(f".{target.name}.partial-{os.getpid()}")
-    command = [*compiler, *FLAGS, *flags, "-o", str(aside), str(source_folder() / SOURCES[0])]
+    units = [str(source_folder() / name) for name in SOURCES if name.endswith(".cpp")]
+    command = [*compiler, *FLAGS, *flags, "-o", str(aside), *units]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)

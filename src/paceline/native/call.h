@@ -20,6 +20,7 @@ struct Model {
 };
 typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);  // GOMP_parallel of torch's own OpenMP, or null
 typedef int (*Ask)();
+struct Team { Parallel parallel; Ask thread_number, thread_count; };
 struct Call {
   int64_t batch, nodes, above, capacity, wanted, taps, threads;  // above: nodes that lie behind the lengths already
   const int64_t *tokens, *depths, *lengths;  // [B, N], [B, N], [B]
@@ -29,8 +30,7 @@ struct Call {
   float *const *keys, *const *values;        // per layer [B, key heads, capacity, C]
   const int64_t *rows, *tap_layers;          // [wanted] rows of B * N whose logits are wanted; [K]
   float *logits, *tapped;                    // [wanted, V]; [B, N, K * H]
-  Parallel parallel;
-  Ask thread_number, thread_count;
+  Team team;
 };
 
 struct Range { int64_t from, to; };

@@ -17,10 +17,10 @@
 #include <atomic>
 #include <memory>
 #include <new>
-#include <thread>
 
 #include "attention.h"
 #include "product.h"
+#include "team.h"
 
 namespace {
 
@@ -183,11 +183,6 @@ void walk(Job& job, int t, int T) {
   product(w.normed, c.wanted, H, m.head, vocab, c.logits, m.vocab, false, nullptr, 0);
 }
 
-void enter(void* job) {
-  const Call& c = ((Job*)job)->c;
-  walk(*(Job*)job, c.thread_number(), c.thread_count());
-}
-
 }  // namespace
 
 // Sizes of the structs and floats of a vector, so that Python can tell a library that does not fit it.
@@ -206,14 +201,7 @@ extern "C" int paceline_forward(const Model* m, const Call* c) {
     Trees trees(*c);
     Work work(*m, *c);
     Job job{*m, *c, trees, work, {}};
-    if (c->threads == 1) walk(job, 0, 1);
-    else if (c->parallel) c->parallel(enter, &job, (unsigned)c->threads, 0);
-    else {
-      std::vector<std::thread> others;
-      for (int t = 1; t < c->threads; t++) others.emplace_back([&job, c, t] { walk(job, t, (int)c->threads); });
-      walk(job, 0, (int)c->threads);
-      for (auto& other : others) other.join();
-    }
+    in_team(job, c->threads, c->team);
   } catch (const std::bad_alloc&) { return 2; }
   return 0;
 }

@@ -50,6 +50,18 @@ class Call(ctypes.Structure):
     )
 
 
+class Rows(ctypes.Structure):
+    """Attention of one query token per row."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("batch", "key_heads", "group", "width", "view", "threads")),
+        *((name, c_int64) for name in ("row_step", "head_step")),
+        *((name, c_void_p) for name in ("queries", "keys", "values", "counts", "out")),
+        *((name, c_void_p) for name in ("parallel", "thread_number", "thread_count")),
+        ("scale", c_float),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Team:
     """Addresses of the OpenMP runtime that torch has loaded, so that both use one set of threads.
@@ -75,14 +87,23 @@ class Library:
         self._handle.paceline_forward.restype = c_int
         layout = int(self._handle.paceline_layout())
         mine = (ctypes.sizeof(Layer) * 1000 + ctypes.sizeof(Model)) * 1000 + ctypes.sizeof(Call)
-        if layout // 1000 != mine:
+        self._handle.paceline_rows_layout.restype = c_int64
+        self._handle.paceline_rows.argtypes = [c_void_p]
+        self._handle.paceline_rows.restype = c_int
+        rows = int(self._handle.paceline_rows_layout())
+        if layout // 1000 != mine or rows // 1000 != ctypes.sizeof(Rows):
             raise Unavailable(f"{path.name} was compiled for other structs; remove it from the cache folder")
         self.lanes = layout % 1000
+        self.narrowest = rows % 1000  # numbers of the smallest head that attention of rows takes
         self.team = _find_team()
 
     def forward(self, model: Model, call: Call) -> int:
         """Run a call; returns the code that forward.cpp explains.  The interpreter is released meanwhile."""
         return self._handle.paceline_forward(ctypes.addressof(model), ctypes.addressof(call))
+
+    def attend(self, rows: Rows) -> int:
+        """Attention of rows; returns the code that rows.cpp explains.  The interpreter is released meanwhile."""
+        return self._handle.paceline_rows(ctypes.addressof(rows))
 
 
 def _find_team() -> Team:

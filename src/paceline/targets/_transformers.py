@@ -6,12 +6,15 @@ It knows no drafts and no trees: it finds the parts of a decoder-only model and 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationConfig, GenerationMixin
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from paceline.errors import TargetError
 
@@ -111,6 +114,32 @@ def mask_kinds(model: Any) -> dict[str, int | None] | int | None:
     if len(table) == 1:
         return next(iter(table.values()))
     return table
+
+
+def attends_plainly(model: Any) -> bool:
+    """Whether every layer attends to all that its mask shows, by torch's kernel, which `attending_by` can replace."""
+    config = text_config(model)
+    registry = vars(sys.modules[type(model).__module__]).get("ALL_ATTENTION_FUNCTIONS")
+    is_shared = registry is ALL_ATTENTION_FUNCTIONS  # a family with a registry of its own would not find ours
+    is_torch = getattr(config, "_attn_implementation", None) == "sdpa" and not config.sub_configs
+    return is_shared and is_torch and mask_kinds(model) is None
+
+
+@contextmanager
+def attending_by(model: Any, function: Callable[..., tuple[Tensor, None]]) -> Generator[None, None, None]:
+    """The layers of a model that `attends_plainly` attend by `function` until the block ends; nothing else does.
+
+    A 4-D mask reaches the function as it was given, whatever it holds.
+    """
+    config = text_config(model)
+    name, before = f"paceline-{id(function)}", config._attn_implementation
+    ALL_ATTENTION_FUNCTIONS[name] = function
+    config._attn_implementation = name
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+        del ALL_ATTENTION_FUNCTIONS[name]
 
 
 def head_scale(model: Any) -> tuple[float, float | None]:

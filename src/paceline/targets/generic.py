@@ -32,7 +32,8 @@ class Target:
     model: a transformers causal LM in eval mode.  tokenizer: optional, for text in and out.
     taps: 0-based decoder layers whose outputs `prefill` and `score` return, side by side.
     compile: "auto" scores with the native forward where model and machine allow it (made once, at the first call, and
-    compared with eager before it is used; if not, one line in the log says why); "off" always with torch eager.
+    compared with eager before it is used; if not, one line in the log says why); "off" always with torch eager.  A
+    bfloat16 model on the processor stays eager, but attends natively where every row scores one token.
     """
 
     def __init__(
@@ -64,7 +65,8 @@ class Target:
         self._recording = False
         self._hooks: list[Any] = []
         self._native: _native.NativeForward | None = None
-        self._is_chosen = compile == "off"
+        self._rows: _native.RowAttention | None = None
+        self._is_chosen = self._is_rows_chosen = compile == "off"
         self.taps: tuple[int, ...] = ()
         refuse_inexact(self)
         self.set_taps(taps)
@@ -164,13 +166,38 @@ class Target:
             except _native.Unavailable as reason:  # the model was changed since
                 self._native = None
                 _native.say_eager(self.name, reason)
+        if tokens.shape[1] == 1 and bool(mask.all()) and self._attends_rows():
+            try:
+                return self._score_eager(
+                    cache, tokens, mask=mask, depths=depths, logit_rows=logit_rows, rows=self._rows
+                )
+            except _native.Unavailable as reason:  # the model was changed since
+                self._rows = None
+                _native.say_torch(self.name, reason)
         return self._score_eager(cache, tokens, mask=mask, depths=depths, logit_rows=logit_rows)
+
+    def _attends_rows(self) -> bool:
+        """Whether a step of one token per row has native attention; asking makes the choice."""
+        if not self._is_rows_chosen and self.dtype == torch.bfloat16 and self.device.type == "cpu":
+            self._is_rows_chosen = True
+            self._rows = _native.choose_rows(self.model, score=self._score_eager, name=self.name)
+        return self._rows is not None and tf.attends_plainly(self.model)
 
     @torch.no_grad()
     def _score_eager(
-        self, cache: TargetCache, tokens: Tensor, *, mask: Tensor, depths: Tensor, logit_rows: Tensor | None = None
+        self,
+        cache: TargetCache,
+        tokens: Tensor,
+        *,
+        mask: Tensor,
+        depths: Tensor,
+        logit_rows: Tensor | None = None,
+        rows: _native.RowAttention | None = None,
     ) -> Scores:
-        """`score` by transformers' own modules: the slow twin of the native forward."""
+        """`score` by transformers' own modules: the slow twin of the native forward.
+
+        rows: what the layers attend by where every row scores one token, instead of by torch.
+        """
         device, count = self.device, tokens.shape[1]
         lengths = torch.tensor(cache.lengths)
         end = max(cache.lengths) + count
@@ -179,6 +206,12 @@ class Target:
         slots = lengths[:, None] + torch.arange(count)
         positions = lengths[:, None] + depths
         cache.place(slots.to(device), view=view, start=start)
+        if rows is not None:
+            with rows.standing_in():
+                seen = rows.lengths_as_mask(lengths + 1)
+                scores = self._forward(cache, tokens.to(device), positions.to(device), seen, logit_rows)
+            rows.refuse_missed()
+            return scores
         mask_4d = self._masks(lengths, mask, positions, slots, view)
         return self._forward(cache, tokens.to(device), positions.to(device), mask_4d, logit_rows)
 
