@@ -280,6 +280,28 @@ def test_contexts_longer_than_the_drafts_training_are_told(folders, tmp_path):
     assert list(record["acceptance_by_prompt_length"]) == ["1-63"]
 
 
+def test_rows_that_give_no_prompt_are_told(folders, tmp_path, capsys):
+    lines = [{"turns": ["hello"]}, {"prompt": "bye"}, {"text": "hi"}, {"question": "hi"}]
+    workload = tmp_path / "mine.jsonl"
+    workload.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    arguments = ["--target", folders["target"], "--draft", "none", "--workload", workload, "--max-new-tokens", "4"]
+    assert paceline_cli(["bench", *map(str, arguments), "--out", str(tmp_path / "a.json")]) == 0
+    said = "warning: 2 of 4 rows skipped; first: mine.jsonl:3: expected exactly one of messages, conversations, turns"
+    shown = " ".join(capsys.readouterr().out.split())
+    assert said in shown
+    assert shown.index(said) < shown.index("plain: 2 requests")
+    record = json.loads((tmp_path / "a.json").read_text())
+    assert record["num_skipped"] == 2 and record["warnings"] == []
+
+
+def test_prompts_that_do_not_fit_the_context_are_told(folders, tmp_path, capsys):
+    workload = write_prompts(tmp_path / "mine.jsonl", (["hello"], ["name a city " * 200]))
+    arguments = ["--target", folders["target"], "--draft", "none", "--workload", workload, "--max-new-tokens", "4"]
+    assert paceline_cli(["bench", *map(str, arguments), "--out", str(tmp_path / "a.json")]) == 0
+    said = "warning: 1 of 2 rows skipped; first: mine.jsonl:2: longer than the target's context"
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
 def test_thinking_on_and_off_are_two_sets_of_prompts(folders, tmp_path):
     digests = set()
     for name, option in (("on", "--thinking"), ("off", "--no-thinking")):

@@ -56,6 +56,9 @@ REFUSED = [
     (chat(USER, {**ANSWER, "tool_calls": [{"arguments": {}}]}), "a tool call without a function name"),
     (chat(USER, ANSWER, tools={"a": 1}), "tools must be a list"),
     ({"turns": ["hi", 3]}, "content is not text"),
+    ({"text": "hi"}, "expected exactly one of messages, conversations, turns, prompt: found text"),
+    ({"prompt": [USER]}, "expected exactly one of messages, conversations, turns, prompt: found prompt, which is a list"),
+    ({"prompt": " "}, "empty content: turn of user"),
     ({"conversations": [{"from": "gpt", "value": "yes"}]}, "first turn is not the user's"),
     ({"conversations": [{"from": "narrator", "value": "yes"}]}, "unknown role: 'narrator'"),
 ]
@@ -97,6 +100,13 @@ def test_the_three_forms_mean_the_same():
     assert asked == Row((USER,), ("hi", "and then"), None, "", "x", {"question_id": 7})
     parts = {"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}
     assert parse_row(chat(parts, {**ANSWER, "weight": 1}), source="x").messages == (USER, {**ANSWER, "weight": 1})
+
+
+def test_a_prompt_alone_is_one_user_turn_and_beside_a_conversation_a_key_like_any_other():
+    asked = parse_row({"prompt": "hi", "id": 7}, source="x")
+    assert asked == parse_row({"turns": ["hi"], "id": 7}, source="x")
+    both = parse_row(chat(USER, ANSWER, prompt="hi"), source="x")
+    assert (both.messages, both.fields) == ((USER, ANSWER), {"prompt": "hi"})
 
 
 def test_sharegpt_function_call_becomes_a_tool_call():

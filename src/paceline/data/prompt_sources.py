@@ -2,7 +2,7 @@
 
 This module knows no tokenizer and no target. Hub rows obey the same rules as file rows; nothing is fetched unless asked
 for. A source is a path, or `hub:OWNER/NAME[?split=train&column=question&config=main]`; without `column`, rows must hold
-messages, conversations or turns.
+messages, conversations, turns or prompt.
 """
 
 from __future__ import annotations

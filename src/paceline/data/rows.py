@@ -7,6 +7,9 @@ CRLF; blank lines. An object holds exactly one of
   messages        [{"role", "content", ...}]        roles system, user, assistant, tool (developer is read as system)
   conversations   [{"from", "value"}]               ShareGPT names: human, gpt, system, observation, function_call ...
   turns           ["user text", ...]                user turns only: a prompt, nothing to train on
+or none of these and
+  prompt          "user text"                       one user turn, as `turns` with one
+Beside one of the three, `prompt` is a key like any other: several published sets repeat the first user turn under it.
 Skipped: lines that are not JSON, not UTF-8 or not an object; no or several of the three keys; an empty conversation; a
 system turn that is not first; a conversation whose first turn (after system) is not the user's; two user or two
 assistant turns in a row; a tool turn that follows no tool call; a user turn right after a tool turn; content that is
@@ -34,6 +37,8 @@ Message = dict[str, Any]
 """One chat turn as a chat template takes it: the template's own contract, hence a plain dict."""
 
 _KINDS = ("messages", "conversations", "turns")
+_PROMPT = "prompt"  # read only where there is none of them
+SPELLINGS = ", ".join((*_KINDS, _PROMPT))
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _SHAREGPT = {
     "system": "system",
@@ -114,7 +119,7 @@ def read_rows(paths: Path | str | Sequence[Path | str], *, limit: int | None = N
         names = ", ".join(str(path) for path in files)
         raise DataError(
             f"no usable row in {names}: {len(skips)} skipped{tally(skips)}{first}; "
-            f"expected one JSON object per line with one of {', '.join(_KINDS)}"
+            f"expected one JSON object per line with one of {SPELLINGS}"
         )
     return Reading(rows=tuple(rows), skips=tuple(skips))
 
@@ -134,26 +139,20 @@ def parse_row(record: object, *, source: str) -> Row:
     if not isinstance(record, dict):
         raise DataError(f"not an object: found {_kind(record)}")
     record = cast("dict[str, Any]", record)
-    found = [kind for kind in _KINDS if kind in record]
-    if len(found) != 1:
-        keys = ", ".join(found) if found else ", ".join(sorted(map(str, record))[:6]) or "nothing"
-        raise DataError(f"expected exactly one of {' | '.join(_KINDS)}: found {keys}")
+    kind, entries = _conversation(record)
     turns, messages = (), ()
-    entries = record[found[0]]
-    if not isinstance(entries, list) or not entries:
-        raise DataError(f"empty conversation: {found[0]} is {_kind(entries)}")
-    if found[0] == "turns":
+    if kind in ("turns", _PROMPT):
         turns = tuple(_text(entry, "user") for entry in entries)
         messages = ({"role": "user", "content": turns[0]},)
     else:
-        read = _message if found[0] == "messages" else _sharegpt
+        read = _message if kind == "messages" else _sharegpt
         messages = tuple(read(entry) for entry in entries)
         _check_order(messages)
         turns = tuple(message["content"] for message in messages if message["role"] == "user")
     category, tools = record.get("category"), record.get("tools")
     if tools is not None and not isinstance(tools, list):
         raise DataError(f"tools must be a list: found {_kind(tools)}")
-    rest = {key: value for key, value in record.items() if key not in (*_KINDS, "category", "tools")}
+    rest = {key: value for key, value in record.items() if key not in (kind, "category", "tools")}
     return Row(
         messages=messages,
         turns=turns,
@@ -162,6 +161,22 @@ def parse_row(record: object, *, source: str) -> Row:
         source=source,
         fields=rest,
     )
+
+
+def _conversation(record: dict[str, Any]) -> tuple[str, list[object]]:
+    """The key that holds the conversation, and its turns.  Raises DataError."""
+    found = [kind for kind in _KINDS if kind in record]
+    if not found and isinstance(record.get(_PROMPT), str):
+        return _PROMPT, [record[_PROMPT]]
+    if len(found) != 1:
+        keys = ", ".join(found) if found else ", ".join(sorted(map(str, record))[:6]) or "nothing"
+        if _PROMPT in record and not found:
+            keys = f"{_PROMPT}, which is {_kind(record[_PROMPT])} and not text"
+        raise DataError(f"expected exactly one of {SPELLINGS}: found {keys}")
+    entries = record[found[0]]
+    if not isinstance(entries, list) or not entries:
+        raise DataError(f"empty conversation: {found[0]} is {_kind(entries)}")
+    return found[0], cast("list[object]", entries)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -42,6 +42,11 @@ class Workload:
     files: dict[str, str]
     skipped: tuple[str, ...]
 
+    @property
+    def num_rows(self) -> int:
+        """Rows that were read, those that gave no prompt among them."""
+        return len(self.conversations) + len(self.skipped)
+
 
 def load_workload(paths: Sequence[Path], *, prompts_per_file: int) -> Workload:
     """The first prompts of each file.  Raises DataError: a file that is missing, given twice, or without a prompt."""
