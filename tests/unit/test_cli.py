@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from paceline.cli import __main__ as cli
-from paceline.cli._app import HELP
+from paceline.cli._app import HELP, build_app
 from paceline.cli._base import GROUPS, Command
 from paceline.errors import ConfigError
 from paceline.plugins import load_plugin, plugin_names
@@ -52,6 +52,25 @@ def test_every_command_explains_itself(name, capsys):
     page = capsys.readouterr().out
     assert "Usage: paceline" in page
     assert load_plugin("cli", name=name).run.__doc__
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_no_option_of_a_help_page_is_cut_at_80_columns(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.run([*([name.replace("_", "-")] if name else []), "--help"]) == 0
+    page = capsys.readouterr().out
+    assert "\u2026" not in page
+    assert max(map(len, page.splitlines())) <= 80
+    for option in options_of(name):
+        assert re.search(rf"(?<![\w-]){option}(?![\w-])", page), option
+
+
+def options_of(name):
+    """Every spelling of every option of a command, by typer's own account."""
+    group = typer.main.get_command(build_app())
+    command = group.commands[name.replace("_", "-")] if name else group
+    spelt = [each for each in command.params if each.param_type_name == "option"]
+    return [one for each in spelt for one in (*each.opts, *each.secondary_opts)]
 
 
 def test_commands_named_on_the_help_page_exist():

@@ -3,9 +3,10 @@
 It knows no command by name, and not what becomes of their errors.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from paceline import __version__
 from paceline.cli._base import Command
@@ -18,6 +19,19 @@ written itself: the same text, fewer calls.
 
 `paceline COMMAND --help` explains a command. A mistake is answered in one line, with exit code 2.
 """
+
+
+class PlainHelpCommand(TyperCommand):
+    """A command whose help page is click's own.
+
+    Rich lays options out in up to seven columns and cuts their names where a terminal has 80.  click puts a long name
+    on a line of its own instead.
+    """
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The page; ctx and formatter are click's, of which newer typers carry a copy of their own."""
+        self.rich_markup_mode = None
+        super().format_help(ctx, formatter)
 
 
 def build_app() -> typer.Typer:
@@ -33,7 +47,7 @@ def build_app() -> typer.Typer:
     app.callback()(_options)
     commands: dict[str, Command] = {name: load_plugin("cli", name=name) for name in plugin_names("cli")}
     for name, command in sorted(commands.items(), key=lambda item: (item[1].place, item[0])):
-        app.command(name.replace("_", "-"), rich_help_panel=command.group)(command.run)
+        app.command(name.replace("_", "-"), cls=PlainHelpCommand, rich_help_panel=command.group)(command.run)
     return app
 
 
