@@ -80,6 +80,17 @@ def test_an_out_that_is_a_folder_is_refused_before_measuring(name, tmp_path, rec
     one_line(capsys, "is a folder, expected a file", arguments=arguments)
 
 
+@pytest.mark.parametrize("name", ["bench", "verify-cost", "train-cost"])
+def test_a_record_that_is_there_is_not_lost(name, tmp_path, recipe, prompts, capsys):
+    out = tmp_path / "record.json"
+    out.write_text("hours of work")
+    arguments = commands(recipe, "nowhere/to/be/found", prompts, out)[name]
+    one_line(capsys, "record.json exists; choose another --out, or pass --force", arguments=arguments)
+    recipe.write_text(recipe.read_text().replace('name = "', 'name = "nowhere/'))
+    one_line(capsys, "nowhere", arguments=[*arguments, "--force"])
+    assert out.read_text() == "hours of work"
+
+
 @pytest.mark.parametrize("name", ["train", "capture", "synth", "bench", "verify-cost", "train-cost"])
 def test_an_out_under_a_file_is_one_line(name, tmp_path, recipe, target, prompts, capsys):
     out = tmp_path / "rows.jsonl" / "out"
@@ -102,7 +113,7 @@ def test_a_read_only_disk_is_one_line(name, tmp_path, recipe, target, prompts, c
 def test_a_folder_without_room_is_refused_before_measuring(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(ConfigError, match="cannot be written to; choose another --out"):
-        check_record_path(tmp_path / "deep" / "record.json")
+        check_record_path(tmp_path / "deep" / "record.json", may_replace=False)
 
 
 def test_a_full_disk_in_synth_names_the_file(tmp_path, target, capsys, monkeypatch):
@@ -118,7 +129,7 @@ def test_a_full_disk_in_synth_names_the_file(tmp_path, target, capsys, monkeypat
 
 
 @pytest.mark.parametrize("threads", ["100000", str(4 * (os.cpu_count() or 1) + 1)])
-@pytest.mark.parametrize("name", ["bench", "synth", "verify-cost"])
+@pytest.mark.parametrize("name", ["bench", "capture", "synth", "verify-cost"])
 def test_far_too_many_threads_are_refused(name, threads, tmp_path, recipe, target, prompts, capsys):
     arguments = [*commands(recipe, target, prompts, tmp_path / "out.json")[name], "--threads", threads]
     one_line(capsys, f"--threads: found {threads}, expected 1 to", arguments=arguments)

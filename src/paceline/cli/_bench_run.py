@@ -39,15 +39,24 @@ class _Opened:
     conditions: dict[str, Any]
     warnings: list[str]
 
+    @property
+    def skipped(self) -> list[str]:
+        """Rows that are not decoded, "file:line: reason" each."""
+        too_long = self.bench.too_long(self.workload)
+        return [
+            *self.workload.skipped,
+            *(f"{each.file}:{each.line}: longer than the target's context" for each in too_long),
+        ]
+
 
 def run_bench(options: BenchOptions) -> bool:
     """Measure, write, print.  Returns whether greedy float32 outputs differed, which must never happen."""
     options.check()
-    paths = setup.record_paths(options.outs, plans=options.decoders.plans)
+    paths = setup.record_paths(options)
     refuse_leftover(paths[0], resume=options.resume)
     console = Console(highlight=False, soft_wrap=True)
     opened = _open(options)
-    for warning in opened.warnings:
+    for warning in [*opened.warnings, *_skip_warning(opened)]:
         console.print(Text(f"warning: {warning}", style="yellow"))
     manifest = open_manifest(device=options.target.device, dtype=options.target.dtype, seed=options.seed)
     ledger = Ledger(paths[0], settings=opened.conditions, resume=options.resume)
@@ -87,6 +96,14 @@ def _open(options: BenchOptions) -> _Opened:
     return _Opened(bench, workload, decoders, draft, conditions, [*warnings, *([length] if length else [])])
 
 
+def _skip_warning(opened: _Opened) -> list[str]:
+    """One line if rows are left out; the record lists them in a place of its own."""
+    skipped = opened.skipped
+    if not skipped:
+        return []
+    return [f"{len(skipped)} of {opened.workload.num_rows} rows skipped; first: {skipped[0]}"]
+
+
 def _measure(opened: _Opened, ledger: Ledger, console: Console) -> None:
     bench, workload = opened.bench, opened.workload
     remaining = bench.remaining(workload, ledger=ledger)
@@ -115,9 +132,6 @@ def _so_far(observations: Sequence[Observation], decoders: Decoders) -> str:
 def _measurements(opened: _Opened, ledger: Ledger, manifest: Mapping[str, Any]) -> list[Measurement]:
     """One per plan, the others of the same run beside it; one without a draft."""
     observations = [each for number in sorted(ledger.done) for each in ledger.done[number]]
-    skipped = [
-        f"{each.file}:{each.line}: longer than the target's context" for each in opened.bench.too_long(opened.workload)
-    ]
     drafted = opened.decoders.drafted
     subjects: Sequence[System | None] = drafted or (None,)
     return [
@@ -129,7 +143,7 @@ def _measurements(opened: _Opened, ledger: Ledger, manifest: Mapping[str, Any]) 
             is_greedy=opened.bench.protocol.sampling.is_greedy,
             manifest={**manifest, "plan": subject.name if subject is not None else None},
             warnings=opened.warnings,
-            skipped=[*opened.workload.skipped, *skipped],
+            skipped=opened.skipped,
             seed=opened.bench.protocol.seed,
         )
         for subject in subjects

@@ -21,6 +21,7 @@ from paceline.decoding.binding import Draft
 from paceline.drafts._base import SequentialDraft
 from paceline.errors import ConfigError
 from paceline.measure.bench import Bench, Protocol
+from paceline.measure.ledger import side_file
 from paceline.measure.plots import require_matplotlib
 from paceline.measure.systems import Sampling, System, baseline_system, check_names, draft_system, plain_system
 from paceline.measure.workloads import Workload, combined_digest, ids_digest
@@ -82,6 +83,7 @@ class BenchOptions:
     outs: tuple[Path, ...]
     plots: Path | None
     resume: bool
+    force: bool
 
     @property
     def protocol(self) -> Protocol:
@@ -174,11 +176,14 @@ def open_decoders(target: Target, draft: Draft | None, *, options: DecoderOption
     return decoders
 
 
-def record_paths(outs: Sequence[Path], *, plans: Sequence[str]) -> list[Path]:
+def record_paths(options: BenchOptions) -> list[Path]:
     """One path per plan: as given, or the one given and, for further plans, the plan in its name.
 
-    Raises ConfigError when several are given and not one for each plan, and for one that could not be written.
+    Raises ConfigError when several are given and not one for each plan, and for one that may not or cannot be written.
     """
+    outs, plans = options.outs, options.decoders.plans
+    # A run that was to replace a record, and was stopped, may replace it when it goes on.
+    may_replace = options.force or (options.resume and side_file(outs[0]).is_file())
     number = max(len(plans), 1)
     if len(outs) not in (1, number):
         raise ConfigError(f"found {len(outs)} --out and {number} --plan; give one --out, or one for each plan")
@@ -186,7 +191,7 @@ def record_paths(outs: Sequence[Path], *, plans: Sequence[str]) -> list[Path]:
     if len(outs) < number:
         paths += [first.with_name(f"{first.stem}-{file_part(plan)}{first.suffix}") for plan in plans[1:]]
     for place, path in enumerate(paths):
-        check_record_path(path)
+        check_record_path(path, may_replace=may_replace)
         if path.resolve() in (other.resolve() for other in paths[:place]):
             raise ConfigError(f"found two records named {path}; expected another --out for each --plan")
     return paths

@@ -1,4 +1,4 @@
-"""Whether a command will be able to write what --out names, asked before hours are spent on it.
+"""Whether a command may and can write the record that --out names, asked before hours are spent on it.
 
 It writes nothing; a disk that fills up meanwhile is the business of whoever writes.
 """
@@ -9,8 +9,13 @@ from pathlib import Path
 from paceline.errors import ConfigError
 
 
-def check_record_path(path: Path, *, option: str = "--out") -> None:
-    """Raises ConfigError when `path` is a folder, lies under a file, or stands where nothing can be written."""
+def check_record_path(path: Path, *, may_replace: bool, option: str = "--out") -> None:
+    """Raises ConfigError when `path` is a folder, lies under a file, or stands where nothing can be written.
+
+    may_replace: whether a record that is there may be lost; otherwise it is refused too.
+    """
+    if path.is_file() and not may_replace:
+        raise ConfigError(f"{option}: {path} exists; choose another {option}, or pass --force to replace it")
     if path.is_dir():
         raise ConfigError(f"{option}: {path} is a folder, expected a file; name one in it, such as {path}/record.json")
     place = path.parent

@@ -18,12 +18,12 @@ def bench(
     draft: Annotated[str, typer.Option("--draft", "-d", help="Draft: its folder, ngram, or none for plain only.")],
     workload: Annotated[
         list[Path],
-        typer.Option("--workload", "-w", metavar="FILE...", help="Prompt files (JSONL); several may follow."),
+        typer.Option("--workload", "-w", metavar="FILE", help="Prompt files (JSONL); several may follow."),
     ],
     out: Annotated[
         list[Path], typer.Option("--out", "-o", metavar="FILE", help="The record; once, or once for each --plan.")
     ],
-    more: Annotated[list[Path] | None, typer.Argument(help="Further workload files.", metavar="[FILE...]")] = None,
+    more: Annotated[list[Path] | None, typer.Argument(help="Further workload files.", metavar="FILE")] = None,
     plan: Annotated[
         list[str] | None,
         typer.Option("--plan", "-p", metavar="PLAN", help="chain:5 (default) or tree:DEPTHxWIDTH:NODES; repeatable."),
@@ -57,6 +57,7 @@ def bench(
     ] = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for pictures (PNG, SVG); needs matplotlib.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a record that is there.")] = False,
 ) -> None:
     """Measure a draft: the same prompts plainly and with it, in one run, and whether it pays.
 
@@ -71,7 +72,7 @@ def bench(
         prompts=PromptOptions((*workload, *(more or ())), prompts_per_file, turns, thinking, tuple(template or ())),
         decoders=DecoderOptions(draft, tuple(plan or ()), baseline, assistant),
         max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, warmup=warmup, threads=threads,
-        outs=tuple(out), plots=plots, resume=resume,
+        outs=tuple(out), plots=plots, resume=resume, force=force,
     )  # fmt: skip
     if run_bench(options):
         raise typer.Exit(DIFFERENT)

@@ -23,6 +23,7 @@ def capture(
         str | None, typer.Option("--max-disk", help="Stop cleanly before the folder exceeds this, for example 5MB.")
     ] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Print the size that is needed, and leave.")] = False,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,
 ) -> None:
     """Store the target's states for the training and validation rows of a recipe.
 
@@ -33,11 +34,13 @@ def capture(
 
     from paceline.cli._progress import Bar, interruptible
     from paceline.config import load_recipe
+    from paceline.machine import set_threads
     from paceline.training.capture import CaptureProgress
     from paceline.training.capture_run import plan_capture, run_capture
 
     settings = load_recipe(recipe, overrides=changes or [])
     cap = None if max_disk is None else parse_size(max_disk)
+    set_threads(threads, option="--threads")
     console = Console(highlight=False, soft_wrap=True)
     plan = plan_capture(settings, dtype=dtype, say=console.print)
     if estimate:

@@ -18,6 +18,7 @@ def train_cost(
         list[str] | None, typer.Option("--set", "-s", help="Change the recipe: section.field=value.")
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps that count.")] = 10,
+    force: Annotated[bool, typer.Option("--force", help="Replace a record that is there.")] = False,
 ) -> None:
     """Measure a training step: tokens/s, peak memory, time by part, and how near the machine's arithmetic it comes.
 
@@ -40,7 +41,7 @@ def train_cost(
 
     settings = load_recipe(recipe, overrides=changes or [])
     set_threads(settings.training.threads, option="training.threads")
-    check_record_path(out)
+    check_record_path(out, may_replace=force)
     console = Console(highlight=False, soft_wrap=True)
     job = prepare(settings, target=recipe_target(settings, device="cpu"), say=console.print)
     notes = {"target": settings.target.name, "states": "captured" if settings.data.features else "online"}

@@ -20,6 +20,7 @@ def verify_cost(
     context: Annotated[int, typer.Option(min=1, help="Committed tokens in front of them.")] = 256,
     rounds: Annotated[int, typer.Option(min=1, help="Calls of each engine and size.")] = 15,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice by default.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a record that is there.")] = False,
 ) -> None:
     """Measure what verifying costs: seconds of a target call by the number of nodes, native and eager in turns.
 
@@ -28,13 +29,13 @@ def verify_cost(
     """
     import json
 
-    import torch
     from rich.console import Console
-    from rich.table import Table
 
     from paceline.cli._outputs import check_record_path
+    from paceline.cli._tables import drawn
     from paceline.errors import ConfigError
     from paceline.machine import set_threads
+    from paceline.measure.report import verify_cost_tables
     from paceline.measure.verify_cost import check_sizes, cost_record, measure_costs, measure_machine
     from paceline.store.files import write_text
     from paceline.store.hub import load_model
@@ -44,9 +45,9 @@ def verify_cost(
     sizes = [int(part) for part in nodes.split(",") if part.strip().isdecimal() and len(part) < 10 and int(part) > 0]
     if len(sizes) != len(nodes.split(",")):
         raise ConfigError(f"--nodes: found '{nodes}', expected numbers above 0 with commas, such as 1,8,16")
-    check_record_path(out)
+    check_record_path(out, may_replace=force)
     set_threads(threads, option="--threads")
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     model = load_model(target)
     auto, eager = Target(model, name=target), Target(model, name=target, compile="off")
     check_sizes(auto, nodes=sizes, context=context)
@@ -57,12 +58,8 @@ def verify_cost(
     costs = measure_costs(auto, eager, machine=machine, nodes=sizes, context=context, rounds=rounds)
     record = cost_record(costs, machine=machine, manifest=close_manifest(manifest).as_dict())
     write_text(out, json.dumps(record, indent=1) + "\n")
-    title = f"{machine.read_gb_per_s:.1f} GB/s, {machine.gflop_per_s:.0f} GFLOP/s, {torch.get_num_threads()} threads"
-    table = Table("engine", "nodes", "median ms", "lowest ms", "times limit", "times one node", title=title)
-    for cost in costs:
-        figures = (cost.median * 1000, cost.lowest * 1000, cost.times_limit, cost.times_one)
-        table.add_row(cost.engine, str(cost.nodes), *(f"{figure:.2f}" for figure in figures))
-    console.print(table)
+    for table in verify_cost_tables(record):
+        console.print(drawn(table))
     console.print(f"Written: {out}")
 
 
