@@ -49,7 +49,7 @@ def test_a_run_from_the_command_line(tmp_path, recipe, capsys):
 def test_a_capture_from_the_command_line(tmp_path, recipe, capsys):
     features = tmp_path / "features"
     assert run(["capture", str(recipe), "--out", str(features), "--estimate"]) == 0
-    assert "MB, taps 0, 1, 2" in capsys.readouterr().out
+    assert " kB, taps 0, 1, 2" in capsys.readouterr().out
     assert not features.exists()
     assert run(["capture", str(recipe), "--out", str(features), "--max-disk", "50KB"]) == 1
     assert "stopped at --max-disk 50KB: run again with more room" in capsys.readouterr().out
@@ -70,7 +70,7 @@ def test_a_capture_from_the_command_line(tmp_path, recipe, capsys):
         ("objective.options={stepz = 3}", "objective.options.stepz: unknown key"),
         ("draft.name=eagle4", "no 'eagle4'; did you mean 'eagle3'"),
         ("draft.options={taps = [9]}", "draft.options.taps"),
-        ('training.trackers=["tensorboard"]', "pip install 'paceline[tensorboard]'"),
+        ('training.trackers=["tensorboard"]', "pip install tensorboard"),
         ("data.features=nowhere", "features.json is missing"),
         (f"data.features={__file__}", "features.json is missing"),
         ("draft.name=ngram", "draft.name is ngram, which has no weights to train"),

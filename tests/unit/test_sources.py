@@ -103,7 +103,7 @@ def test_rows_that_were_not_captured_are_refused_before_the_run(tmp_path, rows, 
 def test_a_cap_on_the_disk_stops_cleanly_and_goes_on(tmp_path, rows, target):
     said = []
     plan = plan_capture(recipe_of(rows), dtype="float32", say=said.append, target=target)
-    assert f"= {plan.num_bytes / 1e6:,.1f} MB" in said[-1]
+    assert f"= {size_text(plan.num_bytes)}, " in said[-1]
     folder = tmp_path / "features"
     first = run_capture(plan, folder=folder, max_disk=plan.num_bytes // 2, say=print)
     assert first.is_full and 0 < first.done < first.total

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import DataError
+from paceline.store.figures import size_text
 
 BLOCK = re.compile(r"(<!-- results:([\w-]+) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
 PLUS_MINUS = "\u00b1"
@@ -254,7 +255,7 @@ def training_cost_tables(record: Record) -> list[Table]:
     title = (
         f"Training step of {manifest['notes']['target']}, {cost['tokens']:.0f} tokens, {manifest['threads']} threads, "
         f"{manifest['dtype']}: {cost['tokens_per_s']:.0f} tokens/s, {100 * cost['share_of_peak']:.0f} % of a peak of "
-        f"{peak:.0f} GFLOP/s, {cost['memory'] / 1e9:.1f} GB at most"
+        f"{peak:.0f} GFLOP/s, {size_text(cost['memory'])} at most"
     )
     heads = ("part", "ms", "share", "GFLOP in products", "ms at the peak")
     return [Table(title, heads, tuple(rows))]

