@@ -178,7 +178,7 @@ def test_what_a_resume_refuses(tmp_path, rows, target):
     run(recipe, tmp_path / "out", target)
     with pytest.raises(ConfigError, match=r"holds a run already; pass --resume"):
         run(recipe, tmp_path / "out", target)
-    with pytest.raises(ConfigError, match=r"another training\.learning_rate: 0\.01, now 0\.02"):
+    with pytest.raises(ConfigError, match=r"another training\.learning_rate: 0\.01, now 0\.02.*--init-from .*best$"):
         run(recipe_of(rows, "training.learning_rate=0.02"), tmp_path / "out", target, resume=True)
     other = write_rows(tmp_path / "other.jsonl", count=24, seed=1)
     with pytest.raises(ConfigError, match="another the rows"):

@@ -59,15 +59,18 @@ def identity_of(recipe: Recipe, *, examples: Examples, target: str, world: int) 
     return {**kept, "the rows": hashlib.sha256(rows.encode()).hexdigest()}
 
 
-def check_identity(found: Mapping[str, Any], *, expected: Mapping[str, Any], where: str) -> None:
-    """Raises ConfigError naming what differs between the run that is resumed and this one."""
+def check_identity(found: Mapping[str, Any], *, expected: Mapping[str, Any], where: str, best: str) -> None:
+    """Raises ConfigError naming what differs between the run that is resumed and this one.
+
+    where: the run's folder.  best: its best draft, from which another run may start.
+    """
     differing = [key for key in expected if found.get(key) != expected[key]]
     if differing:
         key = differing[0]
         more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
         raise ConfigError(
             f"{where} was trained with another {key}: {_short(found.get(key))}, now {_short(expected[key])}{more}; "
-            "resume with the same, or begin anew in another --out"
+            f"resume with the same, or go on with other settings in another --out with --init-from {best}"
         )
 
 

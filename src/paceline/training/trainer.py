@@ -183,7 +183,8 @@ class Trainer:
         )
         state = latest_state(self.out / STATE, say=self._say) if resume else None
         if state is not None:
-            check_identity(state.values["identity"], expected=self._identity, where=str(self.out))
+            found, best = state.values["identity"], str(self.out / BEST)
+            check_identity(found, expected=self._identity, where=str(self.out), best=best)
             self._counters = put_state(
                 state, self.draft, self.optimizers, accelerator=self.accelerator, where=str(self.out / STATE)
             )
