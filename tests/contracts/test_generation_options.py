@@ -311,6 +311,7 @@ def test_the_last_rounds_draft_no_more_than_may_be_committed() -> None:
         assert result.stats.total.drafted == result.stats.total.accepted == drafted
 
 
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default")  # the case None is about that default
 @pytest.mark.parametrize("length", [None, 20])
 def test_the_end_of_the_positions_is_where_plain_generate_puts_it(length: int | None) -> None:
     model = tiny_llama(layers=2, max_position_embeddings=64)
@@ -380,7 +381,7 @@ def test_what_cannot_be_honoured_is_refused_by_name_before_any_work(options: dic
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"max_length": 3}, "max_length"),
         ({"temperature": -1.0}, "temperature is -1.0"),
-        ({"temperature": 1.0, "top_p": -0.5}, "top_p"),
+        ({"temperature": 1.0, "top_p": -0.5, "max_new_tokens": 4}, "top_p"),
         ({"stop_strings": "a", "tokenizer": None}, "tokenizer"),
         ({"stop_strings": "a", "tokenizer": tiny_tokenizer()}, "stop_strings"),
         ({"num_return_sequences": 2}, "num_return_sequences"),

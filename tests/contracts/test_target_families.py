@@ -255,6 +255,7 @@ def test_kernels_that_take_no_tree_mask_are_refused() -> None:
 class Stubborn(LlamaForCausalLM):
     """A family that counts its own positions, as those do that derive them from a padding mask."""
 
+    @functools.wraps(LlamaForCausalLM.forward)  # its signature says how this transformers spells the cache
     def forward(self, *args: Any, position_ids: Any = None, **arguments: Any) -> Any:
         return super().forward(*args, **arguments)
 

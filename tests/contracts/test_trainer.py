@@ -341,7 +341,7 @@ def test_the_start_is_the_target_s_head_and_highest_tap(tmp_path, rows):
     assert states is not None
     fused, highest = job.draft.fuse(states), states[..., 64:]
     assert torch.nn.functional.cosine_similarity(fused, highest, dim=-1).min() > 0.9
-    assert 0.1 < float(fused.square().mean().sqrt()) < 0.5  # whatever the size of the target's residual
+    assert 0.1 < float(fused.detach().square().mean().sqrt()) < 0.5  # whatever the size of the target's residual
     assert set(target.tokenizer.all_special_ids) <= set(job.draft.vocab.ids.tolist())
     other = prepare(recipe_of(rows, "draft.init=random"), target=target, say=lambda text: None)
     assert not torch.equal(other.draft.lm_head.weight, job.draft.lm_head.weight)

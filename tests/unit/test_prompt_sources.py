@@ -47,7 +47,7 @@ def test_hub_rows_obey_the_same_rules(monkeypatch):
 
 def test_without_the_package_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ConfigError, match=r"pip install 'paceline\[hub\]'"):
+    with pytest.raises(ConfigError, match=r"pip install datasets"):
         read_prompts("hub:me/set")
 
 

@@ -23,7 +23,7 @@ DOTS_PER_INCH = 160
 def require_matplotlib() -> None:
     """Raises ConfigError when matplotlib is not installed; asked before a long run, not after it."""
     if find_spec("matplotlib") is None:
-        raise ConfigError("--plots needs the package `matplotlib`; run: pip install 'paceline[plots]'")
+        raise ConfigError("--plots needs the package `matplotlib`; run: pip install matplotlib")
 
 
 def draw(record: Mapping[str, Any], *, folder: Path, name: str) -> list[Path]:

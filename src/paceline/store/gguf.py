@@ -16,7 +16,7 @@ from paceline.errors import TargetError
 def require_gguf() -> None:
     """Raise TargetError if the optional package that reads GGUF files is missing."""
     if find_spec("gguf") is None:
-        raise TargetError("reading a GGUF file needs the package `gguf`, not found; run: pip install 'paceline[gguf]'")
+        raise TargetError("reading a GGUF file needs the package `gguf`, not found; run: pip install gguf")
 
 
 def dequantise(file: Path, *, folder: Path) -> None:

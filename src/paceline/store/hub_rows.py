@@ -20,7 +20,7 @@ def hub_rows(
     try:
         datasets = import_module("datasets")
     except ImportError as error:
-        raise ConfigError("Hub data sets need the package `datasets`; run: pip install 'paceline[hub]'") from error
+        raise ConfigError("Hub data sets need the package `datasets`; run: pip install datasets") from error
     try:
         for record in datasets.load_dataset(name, config, split=split, revision=revision, streaming=True):
             yield dict(record)

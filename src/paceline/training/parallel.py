@@ -21,7 +21,7 @@ SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGA
 def make_accelerator(training: TrainingSection, *, out: Path, target: Target | None) -> Accelerator:
     """The process's accelerator, on the device of a target that is in memory, else where accelerate finds one."""
     if training.trackers and importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError("training.trackers: tensorboard is not installed; run: pip install 'paceline[tensorboard]'")
+        raise ConfigError("training.trackers: tensorboard is not installed; run: pip install tensorboard")
     accelerator = Accelerator(
         mixed_precision="no",  # the recipe's precision is set by our own autocast, see window.py
         cpu=target is not None and target.device.type == "cpu",
