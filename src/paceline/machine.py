@@ -1,4 +1,4 @@
-"""What this machine says of itself: its processor, and the folder that Paceline may fill.
+"""What this machine says of itself: its processor, how busy that is, and the folder that Paceline may fill.
 
 It knows neither what is kept there nor why somebody asks.
 """
@@ -6,6 +6,8 @@ It knows neither what is kept there nor why somebody asks.
 import os
 import platform
 import sys
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import ConfigError
@@ -71,3 +73,31 @@ def cpu_lines(*keys: str) -> list[str]:
         return []
     lines = (line.partition(":") for line in listing.read_text("utf-8", errors="replace").splitlines())
     return [value.strip() for key, _, value in lines if key.strip() in keys]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTimes:
+    """At one moment: seconds by the clock, and of processor time that all processes and that ours have used so far."""
+
+    clock: float
+    everybody: float
+    ours: float
+
+
+def cpu_times() -> CpuTimes | None:
+    """The times now; None where the system does not say what the other processes use (it is read from /proc/stat)."""
+    listing = Path("/proc/stat")
+    if not listing.is_file():
+        return None
+    whole = listing.read_text("ascii").splitlines()[0]  # cpu user nice system idle iowait irq softirq steal guest ...
+    user, nice, system, _idle, _waiting, *interrupts = (int(part) for part in whole.split()[1:9])
+    ticks = user + nice + system + sum(interrupts)  # with what a host has taken from a virtual machine
+    mine = os.times()
+    ours = mine.user + mine.system + mine.children_user + mine.children_system
+    return CpuTimes(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), ours)
+
+
+def cores_of_others(before: CpuTimes, after: CpuTimes) -> float:
+    """How many cores other processes kept busy between two moments, on average."""
+    used = (after.everybody - before.everybody) - (after.ours - before.ours)
+    return max(used, 0.0) / max(after.clock - before.clock, 1e-9)

@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.text import Text
 
 from paceline.cli import _bench_setup as setup
 from paceline.cli._bench_setup import BenchOptions, Decoders, OpenedDraft
+from paceline.cli._busy import busy_warning
 from paceline.cli._progress import Bar, interruptible
 from paceline.cli._tables import drawn
 from paceline.data.chat import ChatFormat
@@ -112,9 +114,10 @@ def _measure(opened: _Opened, ledger: Ledger, console: Console) -> None:
     total = len(remaining) + len(ledger.done)
     with Bar(console, total=total, text="warming up", done=len(ledger.done)) as bar:
         bench.warm_up(workload)
-        for _ in bench.run(workload, ledger=ledger):
-            text = _so_far([each for done in ledger.done.values() for each in done], opened.decoders)
-            bar.update(len(ledger.done), text)
+        with busy_warning(console, threads=torch.get_num_threads()):
+            for _ in bench.run(workload, ledger=ledger):
+                text = _so_far([each for done in ledger.done.values() for each in done], opened.decoders)
+                bar.update(len(ledger.done), text)
 
 
 def _so_far(observations: Sequence[Observation], decoders: Decoders) -> str:

@@ -26,8 +26,10 @@ def train_cost(
     """
     import json
 
+    import torch
     from rich.console import Console
 
+    from paceline.cli._busy import busy_warning
     from paceline.cli._outputs import check_record_path
     from paceline.cli._progress import Bar
     from paceline.cli._tables import drawn
@@ -46,7 +48,8 @@ def train_cost(
     job = prepare(settings, target=recipe_target(settings, device="cpu"), say=console.print)
     notes = {"target": settings.target.name, "states": "captured" if settings.data.features else "online"}
     manifest = open_manifest(dtype=settings.training.precision, seed=settings.training.seed, notes=notes)
-    with Bar(console, total=WARM_UP + steps, text="steps") as bar:
+    bar = Bar(console, total=WARM_UP + steps, text="steps")
+    with bar, busy_warning(console, threads=torch.get_num_threads()):
         cost = measure_training(job, steps=steps, watch=lambda done: bar.update(done, "steps"))
     record = training_record(cost, manifest=close_manifest(manifest).as_dict())
     write_text(out, json.dumps(record, indent=1) + "\n")

@@ -29,8 +29,10 @@ def verify_cost(
     """
     import json
 
+    import torch
     from rich.console import Console
 
+    from paceline.cli._busy import busy_warning
     from paceline.cli._outputs import check_record_path
     from paceline.cli._tables import drawn
     from paceline.errors import ConfigError
@@ -55,7 +57,8 @@ def verify_cost(
         dtype="float32", notes={"target": target, "engine": auto.engine, "context": context, "rounds": rounds}
     )
     machine = measure_machine()
-    costs = measure_costs(auto, eager, machine=machine, nodes=sizes, context=context, rounds=rounds)
+    with busy_warning(console, threads=torch.get_num_threads()):
+        costs = measure_costs(auto, eager, machine=machine, nodes=sizes, context=context, rounds=rounds)
     record = cost_record(costs, machine=machine, manifest=close_manifest(manifest).as_dict())
     write_text(out, json.dumps(record, indent=1) + "\n")
     for table in verify_cost_tables(record):
