@@ -19,7 +19,7 @@ help:
 	@echo "make demo    fetch a small real model, decode with and without a draft, train a tiny draft"
 	@echo "make lint    ruff and pyright only"
 	@echo "make format  let ruff rewrite the sources"
-	@echo "make results rewrite the tables of the documents from the records in docs/results"
+	@echo "make results rewrite the tables and figures of the documents from the records in docs/results"
 	@echo "make clean   remove $(VENV) and what the tools left behind"
 
 # One stamp: reinstalled only when a pin or the package's metadata changes.
@@ -40,7 +40,7 @@ test: lint
 	@$(BIN)/python -m pytest
 
 results: $(STAMP)
-	@$(BIN)/paceline results README.md docs/results.md
+	@$(BIN)/paceline results README.md docs/results.md src/paceline/shipped/*/measured.json
 
 demo: $(STAMP)
 	@$(BIN)/paceline demo

@@ -3,19 +3,23 @@
 import io
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from safetensors.torch import load_file
 
 from house.source import ROOT
 from paceline.cli._tables import drawn
 from paceline.cli.results import results
 from paceline.errors import DataError
+from paceline.measure.excerpt import figures_line, rewrite_excerpt
 from paceline.measure.ledger import Mismatch, Observation
 from paceline.measure.metrics import Estimate, Measured
 from paceline.measure.record import Measurement, build_record, read_records, to_json, verdict, write_record
 from paceline.measure.report import bench_tables, markdown, rewrite_blocks
 from paceline.measure.systems import System
+from paceline.store.checkpoint import weights_sha256
 
 MANIFEST = {
     "target": {"name": "tiny"}, "draft": {"name": "pattern"}, "files": {"a.jsonl": "0", "b.jsonl": "1"},
@@ -227,3 +231,34 @@ def test_a_verify_cost_record_shows_both_engines_and_the_limit():
     text = rewrite_blocks(DOCUMENT, records={"core-verify": record})
     assert "| 8 | 50.0 (25.0) | 20.0 (10.0) | 10.0 | 5.00 | 2.00 | 1.00 | 1.00 |" in text
     assert text.index("| 1 |") < text.index("| 8 |")
+
+
+def test_an_excerpt_is_made_anew_from_the_record_that_it_names(tmp_path, capsys):
+    record = build_record(measurement(MANY))
+    write_record(tmp_path / "core-a.json", record)
+    page = tmp_path / "elsewhere" / "measured.json"
+    page.parent.mkdir()
+    page.write_text('{"record": "core-a", "s_wall": 9.9}')
+    results([page], records=tmp_path, check=False)
+    excerpt = json.loads(page.read_text())
+    assert excerpt["s_wall"] == record["s_wall"] and excerpt["draft"] == {"name": "pattern", "fingerprint": None}
+    assert figures_line(excerpt) == figures_line(record)
+    results([page], records=tmp_path, check=True)
+    assert "1 documents, stale: none" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"record": "core-b"}', '{"record": ["core-a"]}'])
+def test_an_excerpt_of_no_record_is_one_line(text):
+    with pytest.raises(DataError, match="an excerpt") as caught:
+        rewrite_excerpt(text, records={"core-a": {"kind": "verify-cost"}})
+    assert "\n" not in str(caught.value)
+
+
+def test_the_shipped_excerpt_agrees_with_its_record_and_its_draft():
+    """Otherwise the demo states what was measured with other weights."""
+    folder = ROOT / "src/paceline/shipped/smollm2-eagle3"
+    text = (folder / "measured.json").read_text("utf-8")
+    assert rewrite_excerpt(text, records=read_records(ROOT / "docs" / "results")) == text, "run: make results"
+    weights = load_file(folder / "draft.safetensors")
+    stand_in = SimpleNamespace(state_dict=lambda: weights)
+    assert json.loads(text)["draft"]["fingerprint"] == weights_sha256(stand_in)

@@ -1,6 +1,6 @@
 """`paceline results`: make the marked blocks of documents anew from records, or check that nothing has to change.
 
-It reads and writes files; what a block holds is decided by `measure.report`.
+It reads and writes files; what a block holds is decided by `measure.report`, what an excerpt by `measure.excerpt`.
 """
 
 from pathlib import Path
@@ -14,7 +14,9 @@ STALE = 1  # exit code of --check when a document differs from its records
 
 
 def results(
-    documents: Annotated[list[Path], typer.Argument(help="Markdown files with marked blocks.", metavar="DOCUMENT...")],
+    documents: Annotated[
+        list[Path], typer.Argument(help="Markdown with marked blocks, JSON excerpts.", metavar="DOCUMENT")
+    ],
     records: Annotated[Path, typer.Option("--records", "-r", help="Folder of records (*.json).")] = Path(
         "docs/results"
     ),
@@ -25,11 +27,12 @@ def results(
     """Rewrite the tables of documents from the records that `paceline bench` wrote.
 
     A block stands between `<!-- results:core -->` and `<!-- /results -->` and is filled from core-*.json;
-    `results:core-summary` gives one row per record.
+    `results:core-summary` gives one row per record. A document *.json is an excerpt of the record that it names.
     """
     from rich.console import Console
 
     from paceline.errors import ConfigError
+    from paceline.measure.excerpt import rewrite_excerpt
     from paceline.measure.record import read_records
     from paceline.measure.report import rewrite_blocks
     from paceline.store.files import write_text
@@ -44,7 +47,8 @@ def results(
         if not path.is_file():
             raise typer.BadParameter(f"no file {path}")
         before = _text(path)
-        after = rewrite_blocks(before, records=known)
+        rewrite = rewrite_excerpt if path.suffix == ".json" else rewrite_blocks
+        after = rewrite(before, records=known)
         if before == after:
             continue
         stale.append(path.name)
@@ -62,7 +66,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: byte {error.start} is not UTF-8; expected Markdown in UTF-8: save it so") from error
+        raise DataError(f"{path}: byte {error.start} is not UTF-8; expected a document in UTF-8: save it so") from error
 
 
 PLUGIN = Command(run=results, group="Measure", order=30)
