@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fixtures_commands import parse
 from fixtures_models import tiny_llama
 from fixtures_text import tiny_tokenizer
 from fixtures_training import RECIPE, write_rows
@@ -54,7 +55,10 @@ def test_a_capture_from_the_command_line(tmp_path, recipe, capsys):
     assert run(["capture", str(recipe), "--out", str(features), "--max-disk", "50KB"]) == 1
     assert "stopped at --max-disk 50KB: run again with more room" in capsys.readouterr().out
     assert run(["capture", str(recipe), "--out", str(features)]) == 0
-    assert "20 of 20 examples" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "20 of 20 examples" in shown
+    next_one = parse(shown.rpartition("next: ")[2].strip())
+    assert next_one["changes"] == [f"data.features={features}"]
     arguments = ["train", str(recipe), "--out", str(tmp_path / "out"), "-s", f"data.features={features}"]
     assert run([*arguments, "-s", "training.steps=2"]) == 0
 

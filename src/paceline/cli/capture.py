@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -58,7 +59,8 @@ def capture(
     if done.is_full:
         console.print(f"stopped at --max-disk {max_disk}: run again with more room to go on", style="yellow")
         raise typer.Exit(1)
-    console.print(f'Use it: paceline train {recipe} --set data.features="{out}"')
+    use = shlex.join(["paceline", "train", str(recipe), "--out", "run", "--set", f"data.features={out}"])
+    console.print(f"next: {use}", markup=False)
 
 
 def parse_size(text: str) -> int:

@@ -3,7 +3,9 @@
 It runs the other commands with small numbers and prints each before it runs, so that it can be repeated by hand.
 """
 
+import json
 import shlex
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli._base import Command
+from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,52 +22,84 @@ TARGET, DRAFT, PLAN = "smollm2@wheel", "smollm2-eagle3", "tree:3x3:5"
 NEW_TOKENS = 96
 ROWS_TOKENS = 2500  # answer tokens that the target writes for the training part: about a minute on two cores
 STEPS = 60  # about two minutes on two cores
+MEASURED = "measured.json"  # beside the draft: what `paceline results` took over from the record of its benchmark
+NEXT = (
+    f"paceline synth --target {TARGET} --out rows --answer-tokens 1000000 --dtype bfloat16",
+    "paceline train recipes/smollm2-eagle3.toml --out run --set 'data.train=[\"rows/rows.jsonl\"]'",
+    f"paceline bench --target {TARGET} --draft run/best --plan {PLAN} --workload PROMPTS.jsonl --out record.json",
+)
 
 
 def demo(
     threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")] = 2,
     prompts: Annotated[int, typer.Option("--prompts", min=2, help="Prompts to decode both ways.")] = 8,
     training: Annotated[bool, typer.Option("--training/--no-training", help="Also train a tiny draft.")] = True,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="New folder to keep everything in; default: a temporary one.")
+    ] = None,
 ) -> None:
     """Fetch SmolLM2-135M-Instruct, decode prompts with and without the draft that comes with Paceline, and compare.
 
-    Then the target writes a few training rows and a tiny draft is trained on them for about two minutes.
+    Then the target writes a few training rows and a tiny draft is trained on them for about two minutes. Record, rows
+    and draft are kept in a folder that is named at the end.
     """
-    import tempfile
-
     from rich.console import Console
 
     from paceline.machine import check_threads
     from paceline.shipped import demo_prompts
+    from paceline.store.figures import size_text
 
     check_threads(threads, option="--threads")
+    if out is not None and out.is_dir() and any(out.iterdir()):
+        raise ConfigError(f"--out: {out} holds files; expected a new folder, or an empty one")
     console = Console(highlight=False, soft_wrap=True)
     common = ["--target", TARGET, "--threads", str(threads)]
     drafted = ["--draft", DRAFT, "--plan", PLAN, "--max-new-tokens", str(NEW_TOKENS)]
-    with tempfile.TemporaryDirectory(prefix="paceline-demo-") as folder:
-        scratch = Path(folder)
-        _title(console, "1. A real target")
-        _run(console, ["fetch", "smollm2", "--source", "wheel"])
-        _title(console, "2. The same prompts with and without a draft: the same tokens, how much faster?")
-        workload = ["--workload", str(demo_prompts()), "--prompts-per-file", str(prompts)]
-        _run(console, ["bench", *common, *drafted, *workload, "--out", str(scratch / "demo.json")])
-        _title(console, "3. One answer; what the draft wrote is green")
-        _run(console, ["generate", "List five ways to save energy at home.", *common, *drafted, "--show-draft"])
-        if training:
-            _title(console, "4. Training: the target writes rows, then a tiny draft learns from them")
-            _train(console, scratch, common, threads=threads)
+    _title(console, "1. A real target")
+    _run(console, ["fetch", "smollm2", "--source", "wheel"])
+    folder = _folder(out)
+    _title(console, "2. The same prompts with and without a draft: the same tokens, how much faster?")
+    workload = ["--workload", str(demo_prompts()), "--prompts-per-file", str(prompts)]
+    _run(console, ["bench", *common, *drafted, *workload, "--out", str(folder / "demo.json")])
+    _compare(console, folder / "demo.json")
+    _title(console, "3. One answer; what the draft wrote is green")
+    _run(console, ["generate", "List five ways to save energy at home.", *common, *drafted, "--show-draft"])
+    if training:
+        _title(console, "4. Training: the target writes rows, then a tiny draft learns from them")
+        _train(console, folder, common, threads=threads)
     _title(console, "What a real run needs: the same commands and hours instead of minutes")
-    console.print("paceline synth --out rows --answer-tokens 1000000 --dtype bfloat16")
-    console.print("paceline train recipes/smollm2-eagle3.toml --out run")
-    console.print("paceline bench --draft run/best --workload PROMPTS.jsonl --out record.json")
+    for command in NEXT:
+        console.print(command, markup=False)
+    console.print('(recipes/ is in the repository; PROMPTS.jsonl holds {"prompt": "..."}, one a line)', markup=False)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    console.print(f"\nKept: {folder}, {size_text(size)}; remove the folder when you are done", markup=False)
 
 
-def _train(console: "Console", scratch: Path, common: Sequence[str], *, threads: int) -> None:
+def _folder(out: Path | None) -> Path:
+    """The folder of this demo, which is not removed: what is printed points into it."""
+    if out is None:
+        return Path(tempfile.mkdtemp(prefix="paceline-demo-"))
+    out.mkdir(parents=True, exist_ok=True)
+    return out
+
+
+def _compare(console: "Console", record: Path) -> None:
+    """What was just measured beside what was recorded with this draft: few prompts leave a wide interval."""
+    from paceline.measure.excerpt import figures_line
+    from paceline.shipped import shipped_drafts
+
+    recorded = json.loads((shipped_drafts()[DRAFT] / MEASURED).read_text("utf-8"))
+    where = f"{recorded['threads']} threads of {recorded['device_name']}"
+    console.print(f"here:     {figures_line(json.loads(record.read_text('utf-8')))}")
+    console.print(f"recorded: {figures_line(recorded)}; {where}")
+
+
+def _train(console: "Console", folder: Path, common: Sequence[str], *, threads: int) -> None:
     limits = ["--answer-tokens", str(ROWS_TOKENS), "--max-answer-tokens", "96", "--slots", "16"]
-    _run(console, ["synth", "--out", str(scratch / "rows"), *common, *limits])
-    recipe = scratch / "tiny.toml"
-    recipe.write_text(_recipe(scratch / "rows" / "rows.jsonl", threads=threads), "utf-8")
-    _run(console, ["train", str(recipe), "--out", str(scratch / "run")])
+    _run(console, ["synth", "--out", str(folder / "rows"), *common, *limits])
+    recipe = folder / "tiny.toml"
+    recipe.write_text(_recipe(folder / "rows" / "rows.jsonl", threads=threads), "utf-8")
+    _run(console, ["train", str(recipe), "--out", str(folder / "run")])
     console.print("The loss falls and the accepted length begins to rise; a useful draft has seen far more rows.")
 
 
@@ -72,7 +107,7 @@ def _run(console: "Console", arguments: list[str]) -> None:
     """Print a command, run it here, and stop the demo where it fails."""
     from paceline.cli.__main__ import INTERRUPTED, run
 
-    console.print(f"$ paceline {shlex.join(arguments)}", style="dim")
+    console.print(f"$ paceline {shlex.join(arguments)}", style="dim", markup=False)
     code = run(arguments)
     if code == INTERRUPTED:
         raise SystemExit(code)  # it has said so; typer would let the demo say it again
@@ -81,8 +116,7 @@ def _run(console: "Console", arguments: list[str]) -> None:
 
 
 def _title(console: "Console", text: str) -> None:
-    console.print()
-    console.rule(f"[bold]{text}", align="left")
+    console.print(f"\n{text}", style="bold")
 
 
 def _recipe(rows: Path, *, threads: int) -> str:
