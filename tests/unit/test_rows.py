@@ -57,7 +57,10 @@ REFUSED = [
     (chat(USER, ANSWER, tools={"a": 1}), "tools must be a list"),
     ({"turns": ["hi", 3]}, "content is not text"),
     ({"text": "hi"}, "expected exactly one of messages, conversations, turns, prompt: found text"),
-    ({"prompt": [USER]}, "expected exactly one of messages, conversations, turns, prompt: found prompt, which is a list"),
+    (
+        {"prompt": [USER]},
+        "expected exactly one of messages, conversations, turns, prompt: found prompt, which is a list",
+    ),
     ({"prompt": " "}, "empty content: turn of user"),
     ({"conversations": [{"from": "gpt", "value": "yes"}]}, "first turn is not the user's"),
     ({"conversations": [{"from": "narrator", "value": "yes"}]}, "unknown role: 'narrator'"),

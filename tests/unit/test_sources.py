@@ -8,6 +8,7 @@ from fixtures_text import tiny_tokenizer
 from fixtures_training import Onlooker, last_state, random_target, recipe_of, write_rows
 from paceline.errors import CheckpointError, ConfigError, DataError
 from paceline.store.features import FeatureReader, FeatureWriter
+from paceline.store.figures import size_text
 from paceline.training.capture import capture
 from paceline.training.capture_run import plan_capture, run_capture
 from paceline.training.prepare import prepare

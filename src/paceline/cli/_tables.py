@@ -12,7 +12,6 @@ from rich.table import Table as RichTable
 
 from paceline.measure.report import Table
 
-
 NAME = 14  # characters that the first column keeps where it has them: it may wrap, but never vanish
 HEAD = 8  # a head is not broken below this width
 

@@ -14,8 +14,8 @@ import torch
 from paceline.config import Recipe
 from paceline.data.examples import Example
 from paceline.store.feature_index import Fingerprint
-from paceline.store.figures import size_text
 from paceline.store.features import FeatureReader, FeatureWriter
+from paceline.store.figures import size_text
 from paceline.targets.generic import Target
 from paceline.training.capture import CaptureProgress, capture, feature_fingerprint
 from paceline.training.prepare import Job, Say, chat_format, prepare, recipe_target
