@@ -302,6 +302,22 @@ def test_prompts_that_do_not_fit_the_context_are_told(folders, tmp_path, capsys)
     assert said in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_finished_record_is_replaced_only_when_asked(folders, tmp_path, capsys):
+    out = tmp_path / "a.json"
+    assert cli(folders, out, draft="none") == 0
+    before = out.read_text()
+    for more in ((), ("--resume",)):
+        assert cli(folders, out, *more, draft="none") == 2
+        assert "a.json exists; choose another --out, or pass --force to replace it" in capsys.readouterr().err
+    assert out.read_text() == before
+    assert cli(folders, out, "--force", draft="none") == 0
+    forced = out.read_text()
+    assert json.loads(forced)["manifest"]["command"] and forced != before
+    (tmp_path / "a.json.partial").touch()  # what a forced run leaves when it is stopped
+    assert cli(folders, out, "--resume", draft="none") == 0
+    assert out.read_text() != forced
+
+
 def test_thinking_on_and_off_are_two_sets_of_prompts(folders, tmp_path):
     digests = set()
     for name, option in (("on", "--thinking"), ("off", "--no-thinking")):

@@ -87,9 +87,9 @@ def test_a_single_supervised_token_is_too_short_and_says_so():
     assert built.examples[0].num_supervised == 3
 
 
-def test_a_row_without_an_answer_is_dropped_for_that_and_not_as_too_short():
+def test_a_prompt_without_an_answer_is_dropped_by_name():
     built = build([row(1), parse_row({"prompt": "hello"}, source="rows.jsonl:2")])
-    assert [drop.reason.split(":")[0] for drop in built.drops] == ["no answer"]
+    assert [drop.reason.split(":")[0] for drop in built.drops] == ["no assistant turn"]
 
 
 def test_counts_are_of_supervised_tokens_only():

@@ -136,8 +136,6 @@ def count_supervised(examples: Sequence[Example], *, vocab_size: int) -> Tensor:
 
 def _example(encoded: Encoded, row: Row, *, max_length: int, vocab_size: int | None) -> Example | Skip:
     end = _end(encoded.mask)
-    if not any(encoded.mask):
-        return Skip(source=row.source, reason="no answer: the row holds prompts alone; expected an assistant turn")
     if not _is_learnable(encoded.mask):
         return Skip(source=row.source, reason="answer too short: fewer than two supervised tokens in a row")
     kept = encoded.mask[:max_length]
