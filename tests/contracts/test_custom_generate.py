@@ -7,6 +7,7 @@ import gc
 import inspect
 import logging
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from fixtures_drafts import tiny_eagle3
 from fixtures_models import bigram_model, cycle_table, make_target, tiny_llama
 from paceline.drafts.ngram import Ngram, NgramConfig
 from paceline.errors import UnsupportedOption
+from paceline.store.checkpoint import DraftInfo, save_draft
+from paceline.store.fingerprint import identify_target
 
 PROMPTS = prompts(4)
 TOKENS = 12
@@ -195,6 +198,19 @@ def test_a_streamer_hears_what_plain_generate_streams(place: int) -> None:
     cycle.generate(ids, streamer=ours, custom_generate=paceline.speculative(follows([path])), **options)
     assert ours.heard == plainly.heard
     assert ours.ended == plainly.ended == 1
+
+
+def test_a_loaded_draft_works_as_it_is(tmp_path: Path) -> None:
+    own = model()
+    save_draft(tmp_path, eagle(), info=DraftInfo("eagle3", eagle().config, identify_target(make_target(own))))
+    want = call(PROMPTS, do_sample=False)
+    for loaded in (paceline.load_draft(tmp_path), paceline.load_draft(tmp_path, target=own)):
+        ids = call(PROMPTS, do_sample=False, custom_generate=paceline.speculative(loaded, plan=TREE))
+        assert ids.tolist() == want.tolist()
+        result = paceline.generate(make_target(own), PROMPTS[0], draft=loaded, max_new_tokens=TOKENS)
+        assert result.rows[0].tokens == call(PROMPTS[:1], do_sample=False)[0, len(PROMPTS[0]) :].tolist()
+        streamed = paceline.generate_stream(make_target(own), PROMPTS[0], draft=loaded, max_new_tokens=TOKENS)
+        assert [token for commit in streamed for token in commit.tokens] == result.rows[0].tokens
 
 
 def test_counts_of_the_latest_call() -> None:

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from paceline.decoding import options as opt
-from paceline.decoding.binding import Draft, make_loop, make_row
+from paceline.decoding.binding import AnyDraft, Draft, as_draft, as_plan, make_loop, make_row
 from paceline.decoding.loop import RowState
 from paceline.decoding.plan import ProposalPlan
 from paceline.decoding.stats import RunStats
@@ -23,15 +23,15 @@ from paceline.targets import _transformers as tf
 from paceline.targets.generic import Target
 
 
-def speculative(draft: Draft | None, *, plan: ProposalPlan | None = None) -> CustomGenerate:
+def speculative(draft: AnyDraft | None, *, plan: ProposalPlan | None = None) -> CustomGenerate:
     """A `custom_generate` for transformers: `model.generate(..., custom_generate=paceline.speculative(draft))`.
 
     Takes the batch as transformers gives it (left padding); sampling is seeded from torch's global generator, so that
     torch.manual_seed makes it repeatable.  Returns what `generate` returns: ids, or GenerateDecoderOnlyOutput, whose
-    scores of a row that has ended are 0.  `stop_strings` never reach a custom decoding method; pass
-    `stopping_criteria=[StopStringCriteria(tokenizer, strings)]` instead.  plan: what to propose (a chain of 5).
+    scores of a row that has ended are 0.  draft: what `load_draft` returns, or a draft; None decodes plainly.
+    plan: what to propose (a chain of 5).  Raises ConfigError for anything else.
     """
-    return CustomGenerate(draft, plan or ProposalPlan.chain(5))
+    return CustomGenerate(as_draft(draft), as_plan(plan))
 
 
 class CustomGenerate:
