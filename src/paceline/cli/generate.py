@@ -24,7 +24,9 @@ def generate(
     repetition_penalty: Annotated[float, typer.Option("--repetition-penalty", min=0.01)] = 1.0,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="Stop string; may be given several times.")] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED)] = 0,
-    show_draft: Annotated[bool, typer.Option("--show-draft", help="Colour the tokens that the draft wrote.")] = False,
+    show_draft: Annotated[
+        bool, typer.Option("--show-draft", help="Green, or between {+ +}: what the draft wrote.")
+    ] = False,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,
     compile_: Annotated[
         str, typer.Option("--compile", help="auto: the fast CPU forward where it fits; off: eager.")
