@@ -11,11 +11,12 @@ if TYPE_CHECKING:
 
 
 def open_target_and_draft(
-    target: str, draft: str, *, plan: str, compile_: str, threads: int | None
+    target: str, draft: str, *, plan: str, dtype: str, device: str, compile_: str, threads: int | None
 ) -> "tuple[Target, Draft | None]":
     """Both, by name; what is wrong with draft or plan is refused before the target is loaded.
 
-    plan: as it is spelled.  compile_: auto or off.  threads: None leaves torch's choice.  Raises PacelineError.
+    plan: as it is spelled.  dtype, device: as in `load_target`.  compile_: auto or off.  threads: None leaves torch's
+    choice.  Raises PacelineError.
     """
     from paceline.cli._opening import check_draft, open_draft
     from paceline.cli._plans import parse_plan
@@ -29,7 +30,8 @@ def open_target_and_draft(
     parse_plan(plan)
     check_draft(draft)
     set_threads(threads, option="--threads")
-    opened = Target(load_model(target), tokenizer=load_tokenizer(target), name=target, compile=compile_)
+    model = load_model(target, dtype=dtype, device=device)
+    opened = Target(model, tokenizer=load_tokenizer(target), name=target, compile=compile_)
     return opened, open_draft(draft, target=opened)
 
 
