@@ -5,6 +5,8 @@ Words are split at single spaces; a line break is a token of its own; eot != eos
 
 from __future__ import annotations
 
+import functools
+
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -81,9 +83,21 @@ def tiny_tokenizer(template: str = KEEPS) -> PreTrainedTokenizerFast:
         unk_token="<unk>",
         bos_token="<bos>",
         eos_token="<eos>",
+        model_input_names=["input_ids", "attention_mask"],  # 4.57 adds token types, which decoders refuse
     )
     tokenizer.chat_template = template
     return tokenizer
+
+
+@functools.cache
+def letters() -> PreTrainedTokenizerFast:
+    """64 tokens of one or two letters, so that a stop string may end or begin inside one."""
+    alphabet = "abcdefghijklmnopqrstuvwxyz"
+    pairs = [(one, two) for two in "hz" for one in alphabet][: 64 - len(alphabet)]
+    tokens = [one + two for one, two in pairs[:13]] + list(alphabet) + [one + two for one, two in pairs[13:]]
+    backend = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, pairs))
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
 def words(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:

@@ -56,6 +56,25 @@ def check_threads(count: int, *, option: str) -> None:
         )
 
 
+def check_device(device: object) -> None:
+    """Refuse a device that torch cannot spell or that is not there, before anything is loaded for it.
+
+    device: as torch spells it, or a torch.device.  Raises ConfigError.
+    """
+    import torch  # whoever only asks for a folder need not wait for it
+
+    if str(device) == "cpu":
+        return
+    try:
+        place = torch.device(device)  # pyright: ignore[reportArgumentType, reportCallIssue] - checked by torch itself
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, ImportError, TypeError) as error:  # a build without it; no device at all
+        found = f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "no CUDA device"
+        raise ConfigError(f"found device '{device}', expected one that torch has here: cpu; it sees {found}") from error
+    if place.type == "meta":
+        raise ConfigError("found device 'meta', expected one that holds numbers, such as cpu")
+
+
 def set_threads(count: int | None, *, option: str) -> None:
     """Let torch compute on so many threads; None leaves its choice.  Raises ConfigError that names the option."""
     if count is None:

@@ -35,6 +35,23 @@ class TargetFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class TargetIdentity:
+    """What a draft remembers of its target.
+
+    name: as the user wrote it, without folders.  digest: of the weights (`store.fingerprint`).  vocab_size,
+    hidden_size, num_layers: of the model.  tokens: name of each token id, None for ids without one; empty without a
+    tokenizer.
+    """
+
+    name: str
+    digest: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    tokens: tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Tree:
     """A batch of proposals; node 0 of each row is the root, the last committed token, not yet seen by the target.
 

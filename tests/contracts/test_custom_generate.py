@@ -7,6 +7,7 @@ import gc
 import inspect
 import logging
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +19,11 @@ import paceline
 from fixtures_decoding import CHAIN, SAMPLED_CHAIN, SAMPLED_TREE, TREE, follows, prompts, trips
 from fixtures_drafts import tiny_eagle3
 from fixtures_models import bigram_model, cycle_table, make_target, tiny_llama
+from fixtures_text import letters
 from paceline.drafts.ngram import Ngram, NgramConfig
 from paceline.errors import UnsupportedOption
+from paceline.store.checkpoint import DraftInfo, save_draft
+from paceline.store.fingerprint import identify_target
 
 PROMPTS = prompts(4)
 TOKENS = 12
@@ -197,6 +201,49 @@ def test_a_streamer_hears_what_plain_generate_streams(place: int) -> None:
     assert ours.ended == plainly.ended == 1
 
 
+@pytest.mark.parametrize("where", ["option", "generation_config"])
+@pytest.mark.parametrize("eos", [None, 63])
+def test_stop_strings_end_where_plain_generate_ends(where: str, eos: int | None) -> None:
+    """transformers drops the tokenizer of a custom method's call before it looks for it."""
+    tokenizer, cycle = letters(), bigram_model(cycle_table())
+    path = cycle.generate(torch.tensor([[0]]), max_new_tokens=20)[0].tolist()
+    options: dict[str, Any] = {"max_new_tokens": 20, "tokenizer": tokenizer, "eos_token_id": eos, "pad_token_id": PAD}
+    strings = ["sky", tokenizer.decode(path[9:10])]
+    if where == "option":
+        options["stop_strings"] = strings
+    else:
+        cycle.generation_config.stop_strings = strings
+    ids = torch.tensor([[0]] if eos is None else [[0], [5]])
+    want = cycle.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    assert 1 < want.shape[1] < 21
+    door = paceline.speculative(follows([path]), plan=TREE)
+    assert cycle.generate(ids, attention_mask=torch.ones_like(ids), custom_generate=door, **options).tolist() == (
+        want.tolist()
+    )
+
+
+def test_nobody_else_who_asks_for_the_signature_is_touched() -> None:
+    def asks(generation_mode_kwargs: dict[str, Any], kwargs: dict[str, Any]) -> Any:
+        return inspect.signature(paceline.speculative(None))
+
+    kwargs: dict[str, Any] = {}
+    assert "input_ids" in asks({"tokenizer": 3}, kwargs).parameters
+    assert not kwargs
+
+
+def test_a_loaded_draft_works_as_it_is(tmp_path: Path) -> None:
+    own = model()
+    save_draft(tmp_path, eagle(), info=DraftInfo("eagle3", eagle().config, identify_target(make_target(own))))
+    want = call(PROMPTS, do_sample=False)
+    for loaded in (paceline.load_draft(tmp_path), paceline.load_draft(tmp_path, target=own)):
+        ids = call(PROMPTS, do_sample=False, custom_generate=paceline.speculative(loaded, plan=TREE))
+        assert ids.tolist() == want.tolist()
+        result = paceline.generate(make_target(own), PROMPTS[0], draft=loaded, max_new_tokens=TOKENS)
+        assert result.rows[0].tokens == call(PROMPTS[:1], do_sample=False)[0, len(PROMPTS[0]) :].tolist()
+        streamed = paceline.generate_stream(make_target(own), PROMPTS[0], draft=loaded, max_new_tokens=TOKENS)
+        assert [token for commit in streamed for token in commit.tokens] == result.rows[0].tokens
+
+
 def test_counts_of_the_latest_call() -> None:
     door = paceline.speculative(Ngram(NgramConfig()), plan=TREE)
     cycle = bigram_model(cycle_table())
@@ -226,6 +273,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("prompt_lookup_num_tokens", {"prompt_lookup_num_tokens": 2}),
     ("guidance_scale", {"guidance_scale": 1.5}),
     ("position_ids", {"position_ids": torch.arange(14).repeat(4, 1)}),
+    ("synced_gpus", {"synced_gpus": True}),
     ("assistant_model", {"assistant_model": tiny_llama(layers=1)}),
     ("SumStop without an eos_token_id", {"stopping_criteria": [type("SumStop", (RowStop,), {})()]}),
     ("streamer", {"streamer": Heard()}),

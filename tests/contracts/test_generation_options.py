@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
-    PreTrainedTokenizerFast,
     StoppingCriteria,
     WatermarkingConfig,
 )
@@ -32,7 +30,7 @@ from fixtures_decoding import (
 )
 from fixtures_drafts import tiny_eagle3
 from fixtures_models import bigram_model, cycle_table, make_target, tiny_llama
-from fixtures_text import tiny_tokenizer
+from fixtures_text import letters, tiny_tokenizer
 from paceline.decoding.api import Generation
 from paceline.decoding.plan import ProposalPlan
 from paceline.drafts.ngram import Ngram, NgramConfig
@@ -191,17 +189,6 @@ def test_a_grammar_may_depend_on_the_place_of_the_prompt() -> None:
 
     result = paceline.generate(target(), PROMPTS, draft=eagle(), max_new_tokens=8, prefix_allowed_tokens_fn=allowed)
     assert [{token % 2 for token in row.tokens} for row in result.rows] == [{0}, {1}]
-
-
-@functools.cache
-def letters() -> PreTrainedTokenizerFast:
-    """64 tokens of one or two letters, so that a stop string may end or begin inside one."""
-    alphabet = "abcdefghijklmnopqrstuvwxyz"
-    pairs = [(one, two) for two in "hz" for one in alphabet][: 64 - len(alphabet)]
-    tokens = [one + two for one, two in pairs[:13]] + list(alphabet) + [one + two for one, two in pairs[13:]]
-    backend = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, pairs))
-    backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
 @pytest.mark.parametrize("place", range(1, 9))

@@ -10,10 +10,11 @@ import paceline
 from fixtures_decoding import TREE, new_tokens, prompts
 from fixtures_drafts import tiny_eagle3
 from fixtures_models import make_target, tiny_llama
+from fixtures_text import tiny_tokenizer
 from paceline.decoding import loop
 from paceline.decoding.plan import ProposalPlan
 from paceline.drafts.ngram import Ngram, NgramConfig
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, TargetError
 from paceline.targets.generic import Target
 
 
@@ -69,18 +70,65 @@ def test_learned_positions_are_not_overrun():
     [
         ({"draft": "ngram"}, "draft is a str"),
         ({"draft": 3}, "draft is a int"),
+        ({"draft": Ngram}, "draft is a "),
+        ({"draft": paceline.speculative(None)}, "draft is a CustomGenerate; expected what paceline.load_draft returns"),
         ({"plan": "chain:5"}, "plan is a str"),
         ({"plan": ProposalPlan}, "plan is a type"),
+        ({"plan": ""}, "plan is a str"),
+        ({"seed": "7"}, "seed is '7'"),
     ],
 )
 def test_names_where_objects_are_expected(wrong, words):
-    with pytest.raises(ConfigError, match=words):
-        paceline.generate(make_target(tiny_llama()), [1, 2], max_new_tokens=2, **wrong)
+    for door in (paceline.generate, paceline.generate_stream):
+        with pytest.raises(ConfigError, match=words) as caught:
+            door(make_target(tiny_llama()), [1, 2], max_new_tokens=2, **wrong)
+        assert "\n" not in str(caught.value)
+    if "seed" not in wrong:
+        with pytest.raises(ConfigError, match=words):
+            paceline.speculative(**{"draft": None, **wrong})
 
 
-def test_a_model_where_a_target_is_expected():
-    with pytest.raises(ConfigError, match=r"target is a LlamaForCausalLM; expected a paceline\.Target"):
-        paceline.generate(tiny_llama(), [1, 2], max_new_tokens=2)  # type: ignore[arg-type]
+def test_a_name_where_a_function_is_expected():
+    with pytest.raises(ConfigError, match="on_commit is a str; expected a function"):
+        paceline.generate(make_target(tiny_llama()), [1, 2], on_commit="print", max_new_tokens=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompt", [[1, 2], "hello", [{"role": "user", "content": "hello"}]], ids=str)
+@pytest.mark.parametrize("kind", ["model", "name"])
+def test_a_model_where_a_target_is_expected(kind, prompt):
+    given = tiny_llama() if kind == "model" else "smollm2"
+    for door in (paceline.generate, paceline.generate_stream):
+        with pytest.raises(
+            ConfigError, match=r"target is a .*paceline\.Target\(model, tokenizer=tokenizer\)"
+        ) as caught:
+            door(given, prompt, max_new_tokens=2)  # type: ignore[arg-type]
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [{"depth": "chain:5"}, {"depth": 2.5}, {"width": None}, {"nodes": "5"}])
+def test_a_plan_of_something_else_than_numbers(size):
+    with pytest.raises(ConfigError, match=r"proposal: \w+ is .*; expected a whole number"):
+        ProposalPlan(**size)
+
+
+@pytest.mark.parametrize("name", [3, None, tiny_llama(layers=1)], ids=lambda name: type(name).__name__)
+def test_a_target_is_loaded_by_its_name_only(name):
+    with pytest.raises(TargetError, match=r"found a .*paceline\.Target\(model, tokenizer=tokenizer\)"):
+        paceline.load_target(name)
+
+
+def test_messages_for_a_target_without_a_chat_template():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(ConfigError, match="no chat template; pass a text"):
+        paceline.generate(make_target(tiny_llama(), tokenizer=tokenizer), [{"role": "user", "content": "hello"}])
+
+
+@pytest.mark.parametrize("messages", [[{}], [{"role": "user", "content": "hello"}, 3]], ids=str)
+def test_messages_that_the_chat_template_refuses(messages):
+    with pytest.raises(ConfigError, match="the chat template refuses the messages") as caught:
+        paceline.generate(make_target(tiny_llama(), tokenizer=tiny_tokenizer()), messages, max_new_tokens=2)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("prompt", [None, 3.5, [1.5, 2.0], [[1, 2], None], torch.tensor(3), [[]], [], object()])

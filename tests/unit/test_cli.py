@@ -1,6 +1,7 @@
 """The command line: a page to learn from, one line for every mistake, and exit codes that scripts can use."""
 
 import re
+from typing import get_type_hints
 
 import pytest
 import typer
@@ -8,6 +9,7 @@ import typer
 from paceline.cli import __main__ as cli
 from paceline.cli._app import HELP, build_app
 from paceline.cli._base import GROUPS, Command
+from paceline.cli._target_options import Device
 from paceline.errors import ConfigError
 from paceline.plugins import load_plugin, plugin_names
 
@@ -71,6 +73,12 @@ def options_of(name):
     command = group.commands[name.replace("_", "-")] if name else group
     spelt = [each for each in command.params if each.param_type_name == "option"]
     return [one for each in spelt for one in (*each.opts, *each.secondary_opts)]
+
+
+def test_a_device_is_explained_alike_by_every_command():
+    hints = (get_type_hints(load_plugin("cli", name=name).run, include_extras=True) for name in COMMANDS)
+    said = [kinds["device"].__metadata__[0].help for kinds in hints if "device" in kinds]
+    assert len(said) > 1 and set(said) == {Device.__metadata__[0].help}
 
 
 def test_commands_named_on_the_help_page_exist():

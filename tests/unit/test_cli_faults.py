@@ -159,10 +159,26 @@ def test_two_records_of_one_name_are_refused(tmp_path, recipe, prompts, capsys):
     one_line(capsys, "found two records named", arguments=arguments)
 
 
+@pytest.mark.parametrize("name", ["bench", "generate", "synth"])
 @pytest.mark.parametrize("device", ["foo", "meta", "cuda:99", ""])
-def test_a_device_that_is_not_there_is_one_line(device, tmp_path, recipe, target, prompts, capsys):
-    arguments = [*commands(recipe, target, prompts, tmp_path / "out.json")["bench"], "--device", device]
-    one_line(capsys, f"found device '{device}'", arguments=arguments)
+def test_a_device_that_is_not_there_is_one_line(name, device, tmp_path, recipe, target, prompts, capsys):
+    known = {**commands(recipe, target, prompts, tmp_path / "out"), "generate": ["generate", "hello", "-t", target]}
+    one_line(capsys, f"found device '{device}'", arguments=[*known[name], "--device", device])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["bench", "generate", "synth"])
+def test_a_dtype_that_no_target_has_is_one_line(name, tmp_path, recipe, target, prompts, capsys):
+    known = {**commands(recipe, target, prompts, tmp_path / "out"), "generate": ["generate", "hello", "-t", target]}
+    one_line(capsys, "found dtype 'float8', expected one of float32", arguments=[*known[name], "--dtype", "float8"])
+
+
+def test_generate_computes_in_the_dtype_that_is_asked_for(target, capsys, monkeypatch):
+    opened = []
+    monkeypatch.setattr("paceline.cli._generation.stream", lambda console, target, *_, **__: opened.append(target))
+    arguments = ["generate", "hello", "--target", str(target), "--dtype", "bfloat16", "--device", "cpu"]
+    assert cli.run(arguments) == 0
+    assert (opened[0].dtype, opened[0].device.type) == (torch.bfloat16, "cpu")
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,14 @@ if TYPE_CHECKING:
     from paceline.decoding.binding import Draft
     from paceline.targets.generic import Target
 
-DRAFT_STYLE = "bold green"
-
 
 def open_target_and_draft(
-    target: str, draft: str, *, plan: str, compile_: str, threads: int | None
+    target: str, draft: str, *, plan: str, dtype: str, device: str, compile_: str, threads: int | None
 ) -> "tuple[Target, Draft | None]":
     """Both, by name; what is wrong with draft or plan is refused before the target is loaded.
 
-    plan: as it is spelled.  compile_: auto or off.  threads: None leaves torch's choice.  Raises PacelineError.
+    plan: as it is spelled.  dtype, device: as in `load_target`.  compile_: auto or off.  threads: None leaves torch's
+    choice.  Raises PacelineError.
     """
     from paceline.cli._opening import check_draft, open_draft
     from paceline.cli._plans import parse_plan
@@ -31,7 +30,8 @@ def open_target_and_draft(
     parse_plan(plan)
     check_draft(draft)
     set_threads(threads, option="--threads")
-    opened = Target(load_model(target), tokenizer=load_tokenizer(target), name=target, compile=compile_)
+    model = load_model(target, dtype=dtype, device=device)
+    opened = Target(model, tokenizer=load_tokenizer(target), name=target, compile=compile_)
     return opened, open_draft(draft, target=opened)
 
 
@@ -46,17 +46,21 @@ def stream(
     options: Any,
     show: bool,
 ) -> None:  # fmt: skip
-    """Print tokens as they are committed, then one line that says what happened."""
+    """Print tokens as they are committed, then one line that says what happened.
+
+    show: mark what the draft wrote.
+    """
     import time
 
     from rich.text import Text
 
+    from paceline.cli._marks import Marks
     from paceline.cli._plans import parse_plan
     from paceline.decoding.api import generate as decode
     from paceline.decoding.loop import Commit
 
     written: list[int] = []
-    shown = ""
+    shown, marks = "", Marks(console)
 
     def on_commit(commit: Commit) -> None:
         nonlocal shown
@@ -65,7 +69,7 @@ def stream(
             whole = target.tokenizer.decode(written, skip_special_tokens=True)
             if whole.endswith("\ufffd") and not commit.is_last:
                 continue  # a character whose bytes are spread over several tokens
-            console.print(Text(whole[len(shown) :], style=DRAFT_STYLE if show and is_drafts else ""), end="")
+            console.print(marks.piece(whole[len(shown) :], is_marked=show and is_drafts), end="")
             shown = whole
 
     start = time.perf_counter()
@@ -75,4 +79,4 @@ def stream(
     line = f"{len(written)} tokens in {seconds:.1f} s, {len(written) / seconds:.1f} tokens/s"
     if draft is not None and total.rounds:
         line += f"; {total.accepted} written by the draft, accepted length {total.accepted_length:.2f}"
-    console.print(Text(f"\n\n{line}", style="dim"))
+    console.print(marks.end(), Text(f"\n\n{line}", style="dim"), sep="")

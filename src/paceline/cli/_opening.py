@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from paceline.decoding.binding import Draft
@@ -15,17 +16,22 @@ if TYPE_CHECKING:
 
 NO_DRAFT = "none"
 WEIGHTLESS = ("ngram",)
+OTHERS = (*WEIGHTLESS, NO_DRAFT)  # what --draft takes beside drafts with weights
 
 
-def check_draft(name: str, *, option: str = "--draft") -> None:
-    """Refuse what cannot be a draft before a target is loaded for it.  Raises ConfigError that names the option."""
+def check_draft(name: str, *, option: str = "--draft", others: "Sequence[str]" = OTHERS) -> None:
+    """Refuse what cannot be a draft before a target is loaded for it.
+
+    others: names that the option takes beside drafts with weights.  Raises ConfigError that names the option.
+    """
     from paceline.errors import CheckpointError
     from paceline.store.checkpoint import read_info
+    from paceline.store.draft_names import find_draft
 
-    if name == NO_DRAFT or name in WEIGHTLESS:
+    if name in others:
         return
     try:
-        read_info(draft_folder(name, option=option))
+        read_info(find_draft(name, others=others))
     except CheckpointError as error:
         raise ConfigError(f"{option}: {error}") from error
 
@@ -43,19 +49,11 @@ def open_draft(name: str, *, target: "Target") -> "Draft | None":
         plugin = load_plugin("drafts", name=name)
         assert isinstance(plugin, DraftPlugin)
         return plugin.build(plugin.configure(facts_of(target.model, target.tokenizer), {}), None)
-    return load_draft(draft_folder(name), target=target).draft
+    return load_draft(name, target=target).draft
 
 
-def draft_folder(name: str, *, option: str = "--draft") -> "Path":
-    """The folder of a draft: a path, or the name of one that comes with the package.  Raises ConfigError."""
-    from pathlib import Path
+def draft_folder(name: str) -> "Path":
+    """`find_draft` for --draft.  Raises CheckpointError."""
+    from paceline.store.draft_names import find_draft
 
-    from paceline.shipped import shipped_drafts
-
-    shipped = shipped_drafts()
-    if name in shipped:
-        return shipped[name]
-    if not name or not Path(name).is_dir():
-        known = ", ".join([*shipped, *WEIGHTLESS, NO_DRAFT])
-        raise ConfigError(f"{option}: no folder '{name}'; expected a draft folder, or one of {known}")
-    return Path(name)
+    return find_draft(name, others=OTHERS)

@@ -19,7 +19,7 @@ def convert(
     import torch
     from rich.console import Console
 
-    from paceline.cli._opening import check_draft, draft_folder
+    from paceline.cli._opening import check_draft
     from paceline.errors import ConfigError
     from paceline.interop._base import Format
     from paceline.plugins import load_plugin
@@ -39,9 +39,8 @@ def convert(
         loaded = kind.read(source, load_target(target))
         save_draft(out, loaded.draft, info=loaded.info, dtype=loaded.dtype)
     else:
-        check_draft(str(source), option="SOURCE")
-        folder = draft_folder(str(source), option="SOURCE")
-        loaded = load_draft(folder, target=load_target(target), dtype=torch.float32)
+        check_draft(str(source), option="SOURCE", others=())
+        loaded = load_draft(str(source), target=load_target(target), dtype=torch.float32)
         kind.write(loaded, out)
     Console(highlight=False, soft_wrap=True).print(f"written: {out}, {loaded.dtype}")
 

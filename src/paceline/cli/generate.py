@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli._base import MAX_SEED, Command
+from paceline.cli._target_options import Device, Dtype
 
 
 def generate(
@@ -24,7 +25,11 @@ def generate(
     repetition_penalty: Annotated[float, typer.Option("--repetition-penalty", min=0.01)] = 1.0,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="Stop string; may be given several times.")] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED)] = 0,
-    show_draft: Annotated[bool, typer.Option("--show-draft", help="Colour the tokens that the draft wrote.")] = False,
+    show_draft: Annotated[
+        bool, typer.Option("--show-draft", help="Green, or between {+ +}: what the draft wrote.")
+    ] = False,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,
     compile_: Annotated[
         str, typer.Option("--compile", help="auto: the fast CPU forward where it fits; off: eager.")
@@ -39,7 +44,9 @@ def generate(
 
     console = Console(highlight=False, soft_wrap=True)
     text = sys.stdin.read() if prompt == "-" else prompt
-    opened, drafting = open_target_and_draft(target, draft, plan=plan, compile_=compile_, threads=threads)
+    opened, drafting = open_target_and_draft(
+        target, draft, plan=plan, dtype=dtype, device=device, compile_=compile_, threads=threads
+    )
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature}
     if temperature > 0:
         options |= {"top_k": top_k, "top_p": top_p}

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from paceline.data.examples import Example
 
-OPEN, CLOSE = "{+", "+}"  # marks of the trained spans where there is no colour
-
 
 def mask(
     file: Annotated[Path, typer.Argument(help="Rows: JSONL, also .gz or .xz.")],
@@ -32,6 +30,7 @@ def mask(
     from rich.console import Console
     from rich.text import Text
 
+    from paceline.cli._marks import Marks
     from paceline.data.chat import ChatFormat
     from paceline.data.examples import build_examples
     from paceline.data.rows import read_rows
@@ -49,13 +48,9 @@ def mask(
     for example in built.examples:
         head = f"{example.source}: {len(example.ids)} tokens, {example.num_supervised} trained on"
         console.print(Text(head, style="bold"))
-        line = Text()
-        for text, is_trained in spans(example, tokenizer=tokenizer):
-            if console.color_system is None:
-                line.append(f"{OPEN}{text}{CLOSE}" if is_trained else text)
-            else:
-                line.append(text, style="bold green" if is_trained else "dim")
-        console.print(line)
+        marks = Marks(console, rest="dim")
+        pieces = [marks.piece(text, is_marked=flag) for text, flag in spans(example, tokenizer=tokenizer)]
+        console.print(Text.assemble(*pieces, marks.end()))
     console.print(Text(f"{reading.summary()}; {built.summary()}", style="bold"))
 
 

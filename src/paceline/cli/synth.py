@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli._base import MAX_SEED, Command
+from paceline.cli._target_options import Device
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +33,7 @@ def synth(
     dtype: Annotated[str, typer.Option("--dtype", help="bfloat16 is several times faster where the CPU has it.")] = (
         "float32"
     ),
+    device: Device = "cpu",
     seed: Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED)] = 0,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,
 ) -> None:
@@ -57,7 +59,7 @@ def synth(
         slots=slots,
     )
     console.print(f"about {answer_tokens * BYTES_PER_TOKEN / 1e6:.1f} MB will be written to {out}")
-    opened = load_target(target, dtype=dtype)
+    opened = load_target(target, dtype=dtype, device=device)
     fingerprint = {
         "target": target,
         "dtype": dtype,

@@ -6,25 +6,25 @@ no arithmetic.
 
 from __future__ import annotations
 
-import operator
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import SupportsIndex, Unpack, cast
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from paceline.decoding import options as opt
-from paceline.decoding.binding import Draft, make_loop, make_row
+from paceline.decoding.binding import AnyDraft, as_draft, as_plan, make_loop, make_row
 from paceline.decoding.loop import Commit, RowState
 from paceline.decoding.plan import ProposalPlan
+from paceline.decoding.prompts import Prompt, PromptIds, read_prompt, read_prompts
 from paceline.decoding.stats import RunStats
-from paceline.drafts._base import LookupDraft, SequentialDraft
 from paceline.errors import ConfigError
+from paceline.targets import _transformers as tf
 from paceline.targets.generic import Target
 
-EXPECTED = "expected a text, token ids, or chat messages"
-Prompt = str | Sequence[int] | Sequence[dict[str, str]]
+_LOG = logging.getLogger("paceline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def generate(
     target: Target,
     prompts: Prompt | Sequence[Prompt],
     *,
-    draft: Draft | None = None,
+    draft: AnyDraft | None = None,
     plan: ProposalPlan | None = None,
     seed: int = 0,
     on_commit: Callable[[Commit], None] | None = None,
@@ -63,13 +63,16 @@ def generate(
 ) -> GenerationResult:
     """Decode prompts, with a draft or without; the tokens (greedy) or their law (sampling) are the target's.
 
-    prompts: one prompt or several: text, token ids, or chat messages.  plan: what to propose (default: a chain of 5).
+    prompts: one prompt or several: a text, which is continued as it is, without the chat template; chat messages
+    (`[{"role": "user", "content": ...}]`), which go through it; or token ids.
+    draft: what `load_draft` returns, or a draft.  plan: what to propose (default: a chain of 5).
     seed: row i draws from seed + i, alone or in a batch.  on_commit: called with each round's tokens of each row.
     options: transformers' generation options (max_new_tokens, temperature, top_k, top_p, repetition_penalty,
     stop_strings, eos_token_id, logits_processor, output_scores, ...).  temperature below 1e-5 means greedy; sampling is
     chosen by a temperature above, or do_sample=True.  Raises UnsupportedOption, ConfigError, TargetError.
     """
-    session = _Session(target, _as_prompts(prompts, target), draft, plan or ProposalPlan.chain(5), seed, options)
+    _refuse_kinds(target, seed=seed, on_commit=on_commit)
+    session = _Session(target, read_prompts(prompts, target), draft, plan, seed, options)
     for commit in session.run():
         if on_commit is not None:
             on_commit(commit)
@@ -80,16 +83,17 @@ def generate_stream(
     target: Target,
     prompt: Prompt,
     *,
-    draft: Draft | None = None,
+    draft: AnyDraft | None = None,
     plan: ProposalPlan | None = None,
     seed: int = 0,
     **options: Unpack[opt.GenerationOptions],
 ) -> Iterator[Commit]:
-    """One prompt, as an iterator of committed tokens with their writers; options as in `generate`.
+    """One prompt, as an iterator of committed tokens with their writers; prompt, draft and options as in `generate`.
 
     Options are checked by this call, before the first token is asked for.
     """
-    return _Session(target, [_ids(prompt, target)], draft, plan or ProposalPlan.chain(5), seed, options).run()
+    _refuse_kinds(target, seed=seed, on_commit=None)
+    return _Session(target, [read_prompt(prompt, target)], draft, plan, seed, options).run()
 
 
 class _Session:
@@ -98,30 +102,47 @@ class _Session:
     def __init__(
         self,
         target: Target,
-        prompts: list[list[int]],
-        draft: Draft | None,
-        plan: ProposalPlan,
+        prompts: list[PromptIds],
+        draft: AnyDraft | None,
+        plan: ProposalPlan | None,
         seed: int,
         options: opt.GenerationOptions,
     ) -> None:
-        _refuse_types(target, draft, plan)
+        draft, plan = as_draft(draft), as_plan(plan)
         opt.refuse_unknown(options)
         options = opt.with_sampling(opt.with_stop_strings(options, model=target.model, tokenizer=target.tokenizer))
         self.target = target
         calls = [
-            opt.capture(target.model, torch.tensor([ids], device=target.device), options=_for_prompt(options, index))
-            for index, ids in enumerate(prompts)
+            opt.capture(
+                target.model, torch.tensor([prompt.ids], device=target.device), options=_for_prompt(options, index)
+            )
+            for index, prompt in enumerate(prompts)
         ]
-        places = [(captured, row) for captured in calls for row in range(len(captured.ids))]
+        places = [(called, row) for called in zip(prompts, calls, strict=True) for row in range(len(called[1].ids))]
+        self._bare = {index for index, ((prompt, _), _) in enumerate(places) if prompt.is_bare}
+        self._ends = tf.split_criteria(calls[0].criteria)[0]
         self.rows: list[RowState] = [
             make_row(captured, row=row, index=index, padding=0, seed=seed + index)
-            for index, (captured, row) in enumerate(places)
+            for index, ((_, captured), row) in enumerate(places)
         ]
         self.loop = make_loop(draft, target, plan=plan, captured=calls[0])
 
     def run(self) -> Iterator[Commit]:
         """The rounds."""
-        return self.loop.run(self.rows)
+        for commit in self.loop.run(self.rows):
+            if commit.is_last and commit.row in self._bare:
+                self._warn_if_empty(self.rows[commit.row])
+            yield commit
+
+    def _warn_if_empty(self, row: RowState) -> None:
+        """Once a call: a chat target often ends a text without its template at once, which looks like a fault."""
+        text = self.target.tokenizer.decode(row.new_tokens, skip_special_tokens=True)
+        if row.new_tokens[-1] in self._ends and not text.strip():
+            self._bare.clear()
+            _LOG.warning(
+                "%s ended a text at once: a text is continued as it is, without the chat template; for an answer pass "
+                "messages: [{'role': 'user', 'content': ...}]", self.target.name,
+            )  # fmt: skip
 
     def result(self) -> GenerationResult:
         """What was generated."""
@@ -135,14 +156,17 @@ class _Session:
         return Generation(row.ids[: row.prompt_length], row.new_tokens, text, row.from_draft, scores, logits)
 
 
-def _refuse_types(target: object, draft: object, plan: object) -> None:
+def _refuse_kinds(target: object, *, seed: object, on_commit: object) -> None:
     """Names and models are easily handed over where our own objects are expected."""
     if not isinstance(target, Target):
-        raise ConfigError(f"target is a {type(target).__name__}; expected a paceline.Target, as load_target returns it")
-    if draft is not None and (isinstance(draft, str) or not isinstance(draft, SequentialDraft | LookupDraft)):
-        raise ConfigError(f"draft is a {type(draft).__name__}; expected the draft of what load_draft returns, or None")
-    if not isinstance(plan, ProposalPlan):
-        raise ConfigError(f"plan is a {type(plan).__name__}; expected a ProposalPlan, such as ProposalPlan.chain(5)")
+        raise ConfigError(
+            f"target is a {type(target).__name__}; expected a paceline.Target: paceline.load_target(name) returns one, "
+            "paceline.Target(model, tokenizer=tokenizer) makes one of a model of transformers"
+        )
+    if not isinstance(seed, int):
+        raise ConfigError(f"seed is {seed!r}; expected a whole number")
+    if on_commit is not None and not callable(on_commit):
+        raise ConfigError(f"on_commit is a {type(on_commit).__name__}; expected a function of a Commit")
 
 
 def _for_prompt(options: opt.GenerationOptions, index: int) -> opt.GenerationOptions:
@@ -151,50 +175,3 @@ def _for_prompt(options: opt.GenerationOptions, index: int) -> opt.GenerationOpt
     if allowed is None:
         return options
     return {**options, "prefix_allowed_tokens_fn": lambda _row, ids: allowed(index, ids)}
-
-
-def _as_prompts(prompts: object, target: Target) -> list[list[int]]:
-    """Ids of each prompt; one prompt alone is a text, a list of ids, or a list of messages."""
-    if isinstance(prompts, Tensor):
-        prompts = prompts.tolist()  # sync
-    if isinstance(prompts, str):
-        return [_ids(prompts, target)]
-    if not isinstance(prompts, Sequence):
-        raise ConfigError(f"prompts is a {type(prompts).__name__}; {EXPECTED}, or a list of these")
-    several = cast("Sequence[object]", prompts)
-    if len(several) == 0:
-        raise ConfigError(f"no prompts were given; {EXPECTED}, or a list of these")
-    if isinstance(several[0], (str, Sequence, Tensor)):
-        return [_ids(prompt, target) for prompt in several]
-    return [_ids(several, target)]
-
-
-def _ids(prompt: object, target: Target) -> list[int]:
-    """Ids of one prompt.  Raises ConfigError."""
-    if isinstance(prompt, Tensor):
-        prompt = prompt.tolist()  # sync
-    if not isinstance(prompt, Sequence):
-        raise ConfigError(f"a prompt is a {type(prompt).__name__}; {EXPECTED}")
-    if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], dict)):
-        if target.tokenizer is None:
-            raise ConfigError("this target has no tokenizer; pass token ids")
-        if isinstance(prompt, str):
-            ids = list(target.tokenizer(prompt)["input_ids"])
-        else:
-            encoded = target.tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=True)
-            ids = list(encoded["input_ids"])
-    else:
-        ids = [_id(token) for token in cast("Sequence[object]", prompt)]
-    if not ids:
-        raise ConfigError("an empty prompt cannot be continued; give at least one token")
-    bad = [token for token in ids if not 0 <= token < target.vocab_size]
-    if bad:
-        raise ConfigError(f"token id {bad[0]} is not in the target's vocabulary of {target.vocab_size}")
-    return ids
-
-
-def _id(token: object) -> int:
-    try:
-        return operator.index(cast("SupportsIndex", token))
-    except TypeError:
-        raise ConfigError(f"a prompt holds {token!r}, a {type(token).__name__}; {EXPECTED}") from None

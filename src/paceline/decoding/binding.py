@@ -11,10 +11,34 @@ from paceline.decoding.plan import ProposalPlan
 from paceline.decoding.propose import LookupProposer, NoDraft, Proposer, SequentialProposer
 from paceline.decoding.sampling import DraftSampling, RowDice
 from paceline.drafts._base import LookupDraft, SequentialDraft
+from paceline.drafts._loaded import LoadedDraft
 from paceline.errors import ConfigError, UnsupportedOption
 from paceline.targets.generic import Target
 
 Draft = SequentialDraft | LookupDraft
+AnyDraft = Draft | LoadedDraft  # what a caller may hand over
+
+
+def as_draft(given: object) -> Draft | None:
+    """The draft that a caller hands over, alone or as `load_draft` returns it; None decodes plainly.
+
+    Raises ConfigError for anything else, such as a name.
+    """
+    if isinstance(given, LoadedDraft):
+        return given.draft
+    # A class has the methods of a lookup draft too, and is none.
+    if given is None or (isinstance(given, SequentialDraft | LookupDraft) and not isinstance(given, type)):
+        return given
+    raise ConfigError(f"draft is a {type(given).__name__}; expected what paceline.load_draft returns, or None")
+
+
+def as_plan(given: object) -> ProposalPlan:
+    """The plan that a caller hands over; None is a chain of 5.  Raises ConfigError for anything else."""
+    if given is None:
+        return ProposalPlan.chain(5)
+    if not isinstance(given, ProposalPlan):
+        raise ConfigError(f"plan is a {type(given).__name__}; expected a ProposalPlan, such as ProposalPlan.chain(5)")
+    return given
 
 
 def make_proposer(draft: Draft | None, target: Target, *, plan: ProposalPlan, sampling: DraftSampling) -> Proposer:

@@ -6,15 +6,16 @@ and criteria see each row with the pads that transformers keeps before it.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from paceline.decoding import options as opt
-from paceline.decoding.binding import Draft, make_loop, make_row
+from paceline.decoding.binding import AnyDraft, Draft, as_draft, as_plan, make_loop, make_row
 from paceline.decoding.loop import RowState
 from paceline.decoding.plan import ProposalPlan
 from paceline.decoding.stats import RunStats
@@ -23,15 +24,15 @@ from paceline.targets import _transformers as tf
 from paceline.targets.generic import Target
 
 
-def speculative(draft: Draft | None, *, plan: ProposalPlan | None = None) -> CustomGenerate:
+def speculative(draft: AnyDraft | None, *, plan: ProposalPlan | None = None) -> CustomGenerate:
     """A `custom_generate` for transformers: `model.generate(..., custom_generate=paceline.speculative(draft))`.
 
     Takes the batch as transformers gives it (left padding); sampling is seeded from torch's global generator, so that
     torch.manual_seed makes it repeatable.  Returns what `generate` returns: ids, or GenerateDecoderOnlyOutput, whose
-    scores of a row that has ended are 0.  `stop_strings` never reach a custom decoding method; pass
-    `stopping_criteria=[StopStringCriteria(tokenizer, strings)]` instead.  plan: what to propose (a chain of 5).
+    scores of a row that has ended are 0.  draft: what `load_draft` returns, or a draft; None decodes plainly.
+    plan: what to propose (a chain of 5).  Raises ConfigError for anything else.
     """
-    return CustomGenerate(draft, plan or ProposalPlan.chain(5))
+    return CustomGenerate(as_draft(draft), as_plan(plan))
 
 
 class CustomGenerate:
@@ -45,14 +46,24 @@ class CustomGenerate:
         self.stats = RunStats()
         self._target: Target | None = None
 
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """What `generate` asks a custom method for, to learn its arguments; the tokenizer is saved on this occasion."""
+        _keep_tokenizer()
+        return inspect.signature(self.__call__)
+
     def __call__(
         self, model: Any, input_ids: Tensor, logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList, generation_config: GenerationConfig, synced_gpus: bool = False,
-        streamer: Any = None, **arguments: Any,
+        streamer: Any = None, tokenizer: Any = None, **arguments: Any,
     ) -> Any:  # fmt: skip
-        """Decode as transformers asks; see `speculative`."""
+        """Decode as transformers asks; see `speculative`.
+
+        tokenizer: named so that `generate` uses it for `stop_strings`, which arrive as a stopping criterion.
+        """
         streamer = tf.lost_argument("streamer") if streamer is None else streamer
         assistant = tf.lost_argument("assistant_model")
+        synced_gpus = synced_gpus or bool(tf.lost_argument("synced_gpus"))
         mask = arguments.get("attention_mask")
         mask = torch.ones_like(input_ids) if mask is None else mask
         captured = opt.Captured(input_ids, mask, logits_processor, stopping_criteria, generation_config)
@@ -75,6 +86,21 @@ class CustomGenerate:
             streamer.end()
         self.stats = loop.stats
         return _output(rows, captured)
+
+
+def _keep_tokenizer() -> None:
+    """Put back the tokenizer that `generate` takes out of its arguments, and drops before it needs it for stop strings.
+
+    4.57 to 5.24: `_extract_generation_mode_kwargs` first takes it out of `kwargs`, then asks for the signature of the
+    custom method and looks up in `kwargs` what is named there.  Nothing happens when anybody else asks.
+    """
+    sorts = vars(GenerationMixin).get("_extract_generation_mode_kwargs")
+    frame = inspect.currentframe()
+    while frame is not None and (sorts is None or frame.f_code is not sorts.__code__):
+        frame = frame.f_back
+    if frame is not None:
+        taken, left = frame.f_locals["generation_mode_kwargs"], frame.f_locals["kwargs"]
+        left.update({name: value for name, value in taken.items() if name == "tokenizer"})
 
 
 def _fresh_seed(config: GenerationConfig) -> int:

@@ -27,6 +27,10 @@ class ProposalPlan:
     law: Literal["ranked", "sampled"] = "ranked"
 
     def __post_init__(self) -> None:
+        sizes: dict[str, object] = {"depth": self.depth, "width": self.width, "nodes": self.nodes}
+        for name, size in sizes.items():
+            if not isinstance(size, int):
+                raise ConfigError(f"proposal: {name} is {size!r}; expected a whole number")
         if self.depth < 1 or self.width < 1 or self.nodes < 1:
             raise ConfigError(
                 f"proposal: depth, width and nodes must be at least 1, found {self.depth}, {self.width}, {self.nodes}"

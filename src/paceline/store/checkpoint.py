@@ -17,21 +17,25 @@ import gzip
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from paceline import __version__
 from paceline.config import Recipe, dump_recipe
 from paceline.drafts._base import DraftConfig, DraftPlugin, SequentialDraft
+from paceline.drafts._loaded import DraftInfo, LoadedDraft
 from paceline.errors import CheckpointError, ConfigError
+from paceline.machine import check_device
 from paceline.ops.vocab import DraftVocab
+from paceline.records import TargetIdentity
 from paceline.store.draft_facts import FACTS, FORMAT, TOKENS, WEIGHTS, DraftFacts, read_config, read_facts, read_tokens
+from paceline.store.draft_names import find_draft
 from paceline.store.files import folder_aside, sha256_file
-from paceline.store.fingerprint import TargetIdentity, identify_target
+from paceline.store.fingerprint import identify_target
 from paceline.store.manifest import Manifest
 from paceline.store.weights import check_finite, fill_module, read_tensors, refuse_full_disk, write_tensors
 from paceline.targets.generic import Target
@@ -40,32 +44,6 @@ from paceline.toml import to_toml
 RECIPE, MANIFEST = "recipe.toml", "manifest.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MAP = ("d2t", "t2d")  # names of the draft vocabulary's two tables in the weights of every draft
-
-
-@dataclass(frozen=True, slots=True)
-class DraftInfo:
-    """What is known of a draft beside its weights.
-
-    name: its plug-in.  config: its sizes.  target: for which it was made.  notes: plain values of whoever trained it
-    (step, tokens, accepted length, longest example ...).
-    """
-
-    name: str
-    config: DraftConfig
-    target: TargetIdentity
-    notes: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedDraft:
-    """A draft ready for use, in evaluation mode, and what its folder says of it.
-
-    dtype: "float32" or "bfloat16", of the weights on disk.
-    """
-
-    draft: SequentialDraft
-    info: DraftInfo
-    dtype: str = "float32"
 
 
 def save_draft(
@@ -98,41 +76,66 @@ def save_draft(
 
 
 def read_info(folder: Path | str) -> DraftInfo:
-    """What a draft's folder says of it, without its weights.  Raises CheckpointError naming the file at fault."""
-    return _read(Path(folder))[0]
+    """What a draft's folder says of it, without its weights.
+
+    folder: as in `find_draft`.  Raises CheckpointError naming the file at fault.
+    """
+    return _read(find_draft(folder))[0]
 
 
 def load_draft(
     folder: Path | str,
     *,
-    target: Target | None = None,
+    target: Target | PreTrainedModel | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     warn: Callable[[str], None] = print,
 ) -> LoadedDraft:
-    """Read a draft's folder.
+    """Read a draft: `generate` and `speculative` take what comes back as it is.
 
-    target: with which it is going to work.  Refused are a tokenizer in which any of the draft's tokens has another id,
-    and other sizes; other weights only cost acceptance, never exactness, and are told to `warn` in one line; further
-    rows of the target's vocabulary (padding) are added to the draft's map, never to what it can say.
+    folder: of the draft, or the name of one that comes with the package (`smollm2-eagle3`).
+    target: with which it is going to work; a model of transformers brings no tokenizer to compare.  Refused are a
+    tokenizer in which any of the draft's tokens has another id, and other sizes; other weights only cost acceptance,
+    never exactness, and are told to `warn` in one line; further rows of the target's vocabulary (padding) are added to
+    the draft's map, never to what it can say.
     dtype, device: of the weights in memory; None for the target's, float32 on the CPU without one.
-    Raises CheckpointError that names the file and the tensors at fault.
+    Raises CheckpointError that names the file and the tensors at fault, ConfigError for a wrong kind of argument.
     """
-    dtype = dtype or (torch.float32 if target is None else target.dtype)
-    device = device or ("cpu" if target is None else target.device)
-    path = Path(folder)
+    fitted = None if target is None else _as_target(target)
+    dtype = _as_dtype(dtype) or (torch.float32 if fitted is None else fitted.dtype)
+    device = ("cpu" if fitted is None else fitted.device) if device is None else device
+    check_device(device)
+    path = find_draft(folder)
     info, facts, plugin = _read(path)
     tensors = read_tensors(path / WEIGHTS)
     where = str(path / WEIGHTS)
     vocab = _read_vocab(tensors, facts=facts, where=where)
-    if target is not None:
-        _check_target(info, target, vocab=vocab, where=str(path), warn=warn)
-        vocab, config = _fit_vocab(vocab, info.config, target_size=target.vocab_size)
+    if fitted is not None:
+        _check_target(info, fitted, vocab=vocab, where=str(path), warn=warn)
+        vocab, config = _fit_vocab(vocab, info.config, target_size=fitted.vocab_size)
         info = dataclasses.replace(info, config=config)
     draft = _build(plugin, info, vocab, where=str(path / FACTS))
     own = {name: tensor for name, tensor in draft.state_dict().items() if name in MAP}
     fill_module(draft, {**{name: value for name, value in tensors.items() if name not in MAP}, **own}, where=where)
     return LoadedDraft(draft.to(device=device, dtype=dtype).eval(), info, facts.dtype)
+
+
+def _as_target(given: object) -> Target:
+    """A target as it is, and a transformers model as one.  Raises ConfigError."""
+    if isinstance(given, Target):
+        return given
+    if isinstance(given, PreTrainedModel) and given.can_generate():
+        return Target(given, name=given.name_or_path or "")
+    raise ConfigError(
+        f"target is a {type(given).__name__}; expected a paceline.Target, as load_target returns it, or a causal "
+        "language model of transformers"
+    )
+
+
+def _as_dtype(given: object) -> torch.dtype | None:
+    if given is None or isinstance(given, torch.dtype):
+        return given
+    raise ConfigError(f"dtype is {given!r}; expected one of torch's, such as torch.bfloat16, or None for the target's")
 
 
 def _read(path: Path) -> tuple[DraftInfo, DraftFacts, DraftPlugin]:

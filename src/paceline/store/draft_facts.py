@@ -17,7 +17,7 @@ from paceline.config import Section, parse_section
 from paceline.drafts._base import DraftConfig, DraftPlugin
 from paceline.errors import CheckpointError, ConfigError
 from paceline.plugins import known_plugin
-from paceline.store.files import remove_partial, sha256_file
+from paceline.store.files import sha256_file
 from paceline.toml import read_toml
 
 FORMAT = 1
@@ -68,13 +68,7 @@ class DraftFacts(Section):
 
 def read_facts(folder: Path) -> DraftFacts:
     """draft.toml, after checking that every other file is the one that it describes.  Raises CheckpointError."""
-    if not folder.exists():
-        remove_partial(folder)  # a kill between the two renames of a replacement: the old folder is put back
     path = folder / FACTS
-    if not path.is_file():
-        raise CheckpointError(
-            f"{folder}: no {FACTS} in it; expected a folder written by `paceline train`, such as OUT/best"
-        )
     try:
         table = read_toml(path)
         found = table.get("format")

@@ -4,6 +4,7 @@ It knows bytes and names, not what a file means.  Whatever a killed run leaves b
 is never read, and is removed by the next run.
 """
 
+import glob
 import hashlib
 import os
 import shutil
@@ -111,10 +112,11 @@ def remove_partial(path: Path) -> None:
 
     A folder that a kill caught between the two renames of its replacement is put back in its place.
     """
-    for old in path.parent.glob(f".{path.name}{_OLD}{_PARTIAL}*"):
+    name = glob.escape(path.name)
+    for old in path.parent.glob(f".{name}{_OLD}{_PARTIAL}*"):
         if _is_abandoned(old) and not path.exists():
             old.rename(path)
-    for pattern in (f".{path.name}{_PARTIAL}*", f".{path.name}{_OLD}{_PARTIAL}*"):
+    for pattern in (f".{name}{_PARTIAL}*", f".{name}{_OLD}{_PARTIAL}*"):
         for left in filter(_is_abandoned, path.parent.glob(pattern)):
             if left.is_dir():
                 shutil.rmtree(left)

@@ -6,12 +6,12 @@ It knows no draft.  The digest does not depend on the device or on the floating-
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from paceline.records import TargetIdentity
 from paceline.store.manifest import without_folders
 
 if TYPE_CHECKING:
@@ -19,22 +19,6 @@ if TYPE_CHECKING:
 
 SAMPLE = 256  # elements of each tensor whose places count; every element is in the sum
 CHUNK = 1 << 24  # elements that are rounded at once
-
-
-@dataclass(frozen=True, slots=True)
-class TargetIdentity:
-    """What a draft remembers of its target.
-
-    name: as the user wrote it, without folders.  digest: of the weights (`weights_digest`).  vocab_size, hidden_size,
-    num_layers: of the model.  tokens: name of each token id, None for ids without one; empty without a tokenizer.
-    """
-
-    name: str
-    digest: str
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    tokens: tuple[str | None, ...]
 
 
 def identify_target(target: Target) -> TargetIdentity:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import TargetError
+from paceline.machine import check_device
 from paceline.store.embedded import EMBEDDED, cached_folder
 from paceline.store.faults import is_out_of_memory
 
@@ -56,7 +57,7 @@ def find_target(name: str, *, revision: str | None = None) -> TargetPlace:
         if folder is None:
             raise TargetError(f"{name} is not on this machine yet; run: paceline fetch {name}")
         return TargetPlace(name, folder, None, None)
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))  # unlike Path's, it has an answer for every ~name
     if name and os.path.isdir(folder):  # unlike Path's, it has an answer for a name that is too long
         if not (folder / "config.json").is_file():
             raise TargetError(f"{name}: a folder without config.json, expected a model saved by transformers")
@@ -98,7 +99,8 @@ def load_model(
     """A causal language model in evaluation mode, its weights frozen.
 
     Arguments as in `load_target`.  Raises TargetError: unknown name or dtype, no safetensors, unsupported architecture,
-    a model that asks for remote code, or weights that do not fit the architecture.
+    a model that asks for remote code, or weights that do not fit the architecture; ConfigError: a device that is not
+    there.
     """
     _require_transformers()
     import torch
@@ -106,7 +108,7 @@ def load_model(
 
     if dtype not in DTYPES:
         raise TargetError(f"found dtype '{dtype}', expected one of {', '.join(DTYPES)}")
-    _check_device(device)
+    check_device(device)
     place = find_target(name, revision=revision)
     loader: Any = AutoModelForCausalLM  # its annotations do not know output_loading_info
     try:
@@ -127,7 +129,7 @@ def load_model(
 
 
 def load_target(
-    name: str,
+    name: str | Path,
     *,
     revision: str | None = None,
     dtype: str = "float32",
@@ -137,31 +139,30 @@ def load_target(
 ) -> "Target":
     """Load a target with its tokenizer, ready to prefill, score and commit.
 
-    name: as in `find_target`.  revision: Hub branch, tag or commit.  dtype: float32, bfloat16 or float16.
-    device: as torch spells it.  trust_remote_code: run code that a Hub repository brings.
-    taps: 0-based decoder layers whose outputs are returned.  Raises TargetError.
+    name: as in `find_target`; a Path is always a folder.  revision: Hub branch, tag or commit.
+    dtype: float32, bfloat16 or float16.  device: as torch spells it.
+    trust_remote_code: run code that a Hub repository brings.
+    taps: 0-based decoder layers whose outputs are returned.  Raises TargetError, ConfigError.
     """
     from paceline.targets.generic import Target
 
+    name = _spelled(name)
     tokenizer = load_tokenizer(name, revision=revision, trust_remote_code=trust_remote_code)
     model = load_model(name, revision=revision, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     return Target(model, tokenizer=tokenizer, taps=taps, name=name)
 
 
-def _check_device(device: str) -> None:
-    """Refuse a device that torch cannot spell or that is not there, before anything is loaded for it."""
-    import torch
-
-    if device == "cpu":
-        return
-    try:
-        place = torch.device(device)
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError, ImportError) as error:  # torch's word for a build without that device
-        found = f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "no CUDA device"
-        raise TargetError(f"found device '{device}', expected one that torch has here: cpu; it sees {found}") from error
-    if place.type == "meta":
-        raise TargetError("found device 'meta', expected one that holds numbers, such as cpu")
+def _spelled(name: object) -> str:
+    """A name as `find_target` reads it.  Raises TargetError for what is none."""
+    if isinstance(name, str):
+        return name
+    if isinstance(name, Path):
+        text = os.path.expanduser(name)
+        return text if os.path.isabs(text) else os.path.join(os.curdir, text)
+    raise TargetError(
+        f"found a {type(name).__name__}, expected a model folder, a Hub id or {', '.join(EMBEDDED)}; a model that is "
+        "loaded already becomes a target by paceline.Target(model, tokenizer=tokenizer)"
+    )
 
 
 def _require_transformers() -> None:
