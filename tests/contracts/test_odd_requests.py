@@ -117,6 +117,15 @@ def test_a_target_is_loaded_by_its_name_only(name):
         paceline.load_target(name)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [("smollm2", "str 'smollm2'"), (tiny_llama().model, "LlamaModel"), (None, "NoneType")],
+)
+def test_a_target_made_of_what_has_no_output_head(wrong, words):
+    with pytest.raises(TargetError, match=f"the target's model is {words}"):
+        paceline.Target(wrong)
+
+
 def test_messages_for_a_target_without_a_chat_template():
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = None

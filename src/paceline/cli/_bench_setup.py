@@ -143,7 +143,7 @@ def open_draft(name: str, target: Target, *, warn: Callable[[str], None]) -> Ope
     if name == _opening.NO_DRAFT or name in WEIGHTLESS:
         draft = _opening.open_draft(name, target=target)
         return OpenedDraft(draft, None if draft is None else {"name": name, "kind": name, "fingerprint": "no weights"})
-    loaded = load_draft(_opening.draft_folder(name), target=target, warn=warn)
+    loaded = load_draft(name, target=target, warn=warn)
     about = {
         "name": without_folders(name),
         "kind": loaded.info.name,

@@ -9,7 +9,6 @@ from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from paceline.decoding.binding import Draft
     from paceline.targets.generic import Target
@@ -50,10 +49,3 @@ def open_draft(name: str, *, target: "Target") -> "Draft | None":
         assert isinstance(plugin, DraftPlugin)
         return plugin.build(plugin.configure(facts_of(target.model, target.tokenizer), {}), None)
     return load_draft(name, target=target).draft
-
-
-def draft_folder(name: str) -> "Path":
-    """`find_draft` for --draft.  Raises CheckpointError."""
-    from paceline.store.draft_names import find_draft
-
-    return find_draft(name, others=OTHERS)

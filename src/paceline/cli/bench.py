@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli._base import MAX_SEED, Command
+from paceline.cli._target_options import Device, Dtype
 
 DIFFERENT = 1  # exit code when float32 greedy outputs differ, which must never happen
 
@@ -47,8 +48,8 @@ def bench(
     compile: Annotated[
         str, typer.Option("--compile", help="auto: the fast forward where it fits; off: eager.")
     ] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    device: Annotated[str, typer.Option(help="As torch spells it.")] = "cpu",
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
     revision: Annotated[str | None, typer.Option(help="Of a Hub target.")] = None,
     trust_remote_code: Annotated[bool, typer.Option(help="Run code that a Hub repository brings.")] = False,
     thinking: Annotated[bool | None, typer.Option(help="Thinking mode of the chat template, if it has one.")] = None,

@@ -62,7 +62,7 @@ def demo(
     workload = ["--workload", str(demo_prompts()), "--prompts-per-file", str(prompts)]
     _run(console, ["bench", *common, *drafted, *workload, "--out", str(folder / "demo.json")])
     _compare(console, folder / "demo.json")
-    _title(console, "3. One answer; what the draft wrote is green")
+    _title(console, "3. One answer; what the draft wrote is green, or in {+ +}")
     _run(console, ["generate", "List five ways to save energy at home.", *common, *drafted, "--show-draft"])
     if training:
         _title(console, "4. Training: the target writes rows, then a tiny draft learns from them")

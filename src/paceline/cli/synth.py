@@ -46,6 +46,7 @@ def synth(
     from paceline.data.chat import ChatFormat, tokenizer_digest
     from paceline.data.synth import SynthOptions
     from paceline.machine import set_threads
+    from paceline.store.figures import size_text
     from paceline.store.hub import load_target
 
     console = Console(highlight=False, soft_wrap=True)
@@ -58,7 +59,7 @@ def synth(
         answer_temperature=answer_temperature,
         slots=slots,
     )
-    console.print(f"about {answer_tokens * BYTES_PER_TOKEN / 1e6:.1f} MB will be written to {out}")
+    console.print(f"about {size_text(answer_tokens * BYTES_PER_TOKEN)} will be written to {out}")
     opened = load_target(target, dtype=dtype, device=device)
     fingerprint = {
         "target": target,

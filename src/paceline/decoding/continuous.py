@@ -136,10 +136,10 @@ class ContinuousBatch:
         slots = [slot for slot in (self._slots[row] for row in rows) if slot is not None]
         tokens = sample_rows(
             logits,
-            temperature=torch.tensor([slot.request.temperature for slot in slots]),
+            temperature=torch.tensor([slot.request.temperature for slot in slots], device=logits.device),
             top_k=max(slot.request.top_k for slot in slots),
-            top_p=torch.tensor([slot.request.top_p for slot in slots]),
-            uniforms=torch.tensor([float(slot.uniforms[len(slot.tokens)]) for slot in slots]),
+            top_p=torch.tensor([slot.request.top_p for slot in slots], device=logits.device),
+            uniforms=torch.tensor([float(slot.uniforms[len(slot.tokens)]) for slot in slots], device=logits.device),
         ).tolist()  # sync
         finished: list[Finished] = []
         for row, slot, token in zip(rows, slots, tokens, strict=True):

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import DynamicCache, GenerationConfig, GenerationMixin
+from transformers import DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -62,6 +62,16 @@ def learned_positions(model: Any) -> int | None:
     tables = (module for module in decoder(model).modules() if isinstance(module, nn.Embedding) and module is not words)
     # Some families keep two rows more than they have positions.
     return most if most is not None and any(0 <= table.num_embeddings - most <= 2 for table in tables) else None
+
+
+def refuse_headless(model: Any) -> None:
+    """Refuse what is no causal language model: a name, a tokenizer, a model without its output head."""
+    if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
+        what = f"{type(model).__name__} {model!r}" if isinstance(model, str) else type(model).__name__
+        raise TargetError(
+            f"the target's model is {what}; expected a causal language model of transformers, such as "
+            "AutoModelForCausalLM.from_pretrained(...), or use paceline.load_target(name)"
+        )
 
 
 def refuse_recurrent(model: Any) -> None:

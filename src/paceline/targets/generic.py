@@ -47,6 +47,7 @@ class Target:
     ) -> None:
         if compile not in ("auto", "off"):
             raise ConfigError(f"compile is {compile!r}; expected 'auto' or 'off'")
+        tf.refuse_headless(model)
         tf.refuse_recurrent(model)
         tf.refuse_own_masks(model)
         self.model = model.eval()
