@@ -108,8 +108,13 @@ def cpu_times() -> CpuTimes | None:
     listing = Path("/proc/stat")
     if not listing.is_file():
         return None
-    whole = listing.read_text("ascii").splitlines()[0]  # cpu user nice system idle iowait irq softirq steal guest ...
-    user, nice, system, _idle, _waiting, *interrupts = (int(part) for part in whole.split()[1:9])
+    whole = listing.read_text("ascii").partition("\n")[
+        0
+    ]  # cpu user nice system idle iowait irq softirq steal guest ...
+    figures = [int(part) for part in whole.split()[1:9] if part.isdigit()]
+    if len(figures) < 5:  # some containers show another table, or an empty one
+        return None
+    user, nice, system, _idle, _waiting, *interrupts = figures
     ticks = user + nice + system + sum(interrupts)  # with what a host has taken from a virtual machine
     mine = os.times()
     ours = mine.user + mine.system + mine.children_user + mine.children_system

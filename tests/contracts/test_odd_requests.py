@@ -12,6 +12,7 @@ from fixtures_drafts import tiny_eagle3
 from fixtures_models import make_target, tiny_llama
 from fixtures_text import tiny_tokenizer
 from paceline.decoding import loop
+from paceline.decoding.continuous import ContinuousBatch, Request
 from paceline.decoding.plan import ProposalPlan
 from paceline.drafts.ngram import Ngram, NgramConfig
 from paceline.errors import ConfigError, TargetError
@@ -52,6 +53,21 @@ def test_a_draft_for_another_width_is_refused():
     target, wide = make_target(tiny_llama()), make_target(tiny_llama(hidden_size=64))
     with pytest.raises(ConfigError, match="of width 64; the target has layers 0 to 3 of width 32"):
         paceline.generate(target, prompts(1), draft=tiny_eagle3(wide), max_new_tokens=4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_numbers_are_no_answer(temperature):
+    model = tiny_llama()
+    with torch.no_grad():
+        model.model.norm.weight[0] = torch.nan
+    target = make_target(model)
+    request = {"do_sample": True, "temperature": temperature} if temperature else {}
+    with pytest.raises(TargetError, match="scores of token 4 are not numbers"):
+        paceline.generate(target, [3, 4, 5, 6], max_new_tokens=4, **request)
+    queue = ContinuousBatch(target, slots=1, capacity=16)
+    queue.submit([Request(0, [3, 4, 5], 4, stop_ids=frozenset(), temperature=temperature)])
+    with pytest.raises(TargetError, match="the target's logits are not numbers"):
+        list(queue.run())
 
 
 def test_learned_positions_are_not_overrun():

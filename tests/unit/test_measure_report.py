@@ -262,3 +262,14 @@ def test_the_shipped_excerpt_agrees_with_its_record_and_its_draft():
     weights = load_file(folder / "draft.safetensors")
     stand_in = SimpleNamespace(state_dict=lambda: weights)
     assert json.loads(text)["draft"]["fingerprint"] == weights_sha256(stand_in)
+
+
+@pytest.mark.parametrize("broken", [{"manifest": {}}, {"manifest": None}, {"plan": ...}, {"n": ...}], ids=str)
+def test_a_record_that_lacks_something_is_named(broken):
+    """A traceback from the middle of a table helps nobody."""
+    changed = {**build_record(measurement(MANY)), **broken}
+    record = {key: value for key, value in changed.items() if value is not ...}
+    for rewrite, document in ((rewrite_blocks, DOCUMENT), (rewrite_excerpt, '{"record": "core-a"}')):
+        with pytest.raises(DataError, match="the record core-a cannot be used: ") as caught:
+            rewrite(document, records={"core-a": record})
+        assert "\n" not in str(caught.value)

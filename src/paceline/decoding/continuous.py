@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.errors import TargetError
 from paceline.ops.sampling import first_best
 from paceline.targets.generic import Target
 
@@ -54,14 +55,16 @@ class _Slot:
 def sample_rows(logits: Tensor, *, temperature: Tensor, top_k: int, top_p: Tensor, uniforms: Tensor) -> Tensor:
     """One token per row, by inverse CDF of the filtered law (temperature, top-k, top-p); greedy where temperature is 0.
 
-    logits: [B, V].  temperature, top_p, uniforms: [B] float32.  Returns [B] int64.
+    logits: [B, V].  temperature, top_p, uniforms: [B] float32.  Returns [B] int64.  Raises TargetError for NaN.
     """
     hot = temperature > 0
     best = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     best[~hot] = first_best(logits[~hot])
+    _refuse_nan(logits[~hot].gather(-1, best[~hot, None]))
     if not bool(hot.any()):
         return best
     values, ids = logits[hot].topk(min(top_k, logits.shape[-1]), dim=-1)  # descending
+    _refuse_nan(values[:, :1])
     law = torch.softmax(values.float() / temperature[hot][:, None], dim=-1)
     before = law.cumsum(dim=-1) - law
     law = law.masked_fill(before >= top_p[hot][:, None], 0.0)
@@ -70,6 +73,12 @@ def sample_rows(logits: Tensor, *, temperature: Tensor, top_k: int, top_p: Tenso
     drawn = drawn.clamp_max((law > 0).sum(dim=-1, keepdim=True) - 1)
     best[hot] = ids.gather(-1, drawn)[:, 0]
     return best
+
+
+def _refuse_nan(largest: Tensor) -> None:
+    """largest: [B, 1], the largest logit of each row; torch puts a NaN above every number."""
+    if bool(largest.isnan().any()):
+        raise TargetError("the target's logits are not numbers; check its weights and dtype")
 
 
 class ContinuousBatch:

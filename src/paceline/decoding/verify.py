@@ -57,7 +57,10 @@ def walk(
         if record is not None:
             record.add(logits[node], scores)
         if dice is None:  # an argmax over the vocabulary for the nodes of the path only, not for the whole tree
-            child, token = _follow(proposal, row, node, int(scores.argmax()))  # sync
+            token = int(scores.argmax())  # sync
+            if scores[token].isnan():  # torch puts a NaN above every number
+                raise _no_numbers(len(ids))
+            child, token = _follow(proposal, row, node, token)
         else:
             child, token = _draw(proposal, row, node, scores, dice, ids)
         ids.append(token)
@@ -88,5 +91,9 @@ def _draw(proposal: Tree, row: int, node: int, scores: Tensor, dice: RowDice, id
         return children[index], tokens[index]
     assert token is not None
     if token >= len(law):  # nothing can be drawn from NaN
-        raise TargetError(f"scores of token {len(ids)} are not numbers; check the target's dtype and the processors")
+        raise _no_numbers(len(ids))
     return None, token
+
+
+def _no_numbers(place: int) -> TargetError:
+    return TargetError(f"scores of token {place} are not numbers; check the target's dtype and the processors")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.errors import DataError
-from paceline.measure.record import KIND, to_json
+from paceline.measure.record import KIND, to_json, usable
 
 NAME = "record"  # the key that names the record
 FIGURES = (
@@ -29,16 +29,17 @@ def rewrite_excerpt(document: str, *, records: Mapping[str, Mapping[str, Any]]) 
     record = records.get(name)
     if record is None or record.get("kind") != KIND:
         raise DataError(f"an excerpt names the record {name!r}; expected one of `paceline bench`: measure it again")
-    manifest = record["manifest"]
-    return to_json(
-        {
-            NAME: name,
-            "target": manifest["target"]["name"],
-            "draft": {key: (manifest["draft"] or {}).get(key) for key in ("name", "fingerprint")},
-            **{key: record[key] for key in FIGURES},
-            **{key: manifest[key] for key in CONDITIONS},
-        }
-    )
+    with usable(name):
+        manifest = record["manifest"]
+        return to_json(
+            {
+                NAME: name,
+                "target": manifest["target"]["name"],
+                "draft": {key: (manifest["draft"] or {}).get(key) for key in ("name", "fingerprint")},
+                **{key: record[key] for key in FIGURES},
+                **{key: manifest[key] for key in CONDITIONS},
+            }
+        )
 
 
 def figures_line(figures: Mapping[str, Any]) -> str:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,18 @@ def read_records(folder: Path) -> dict[str, dict[str, Any]]:
             raise DataError(f"{path}: found {type(value).__name__}, expected a record, which is an object")
         records[path.stem] = value
     return records
+
+
+@contextmanager
+def usable(name: str) -> Generator[None, None, None]:
+    """Whatever a record lacks, or holds in another form than expected, becomes a DataError that names the record."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise DataError(
+            f"the record {name} cannot be used: {what}; expected one that paceline wrote: measure it again"
+        ) from error
 
 
 def to_json(record: Mapping[str, Any]) -> str:

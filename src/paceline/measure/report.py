@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import DataError
+from paceline.measure.record import usable
 from paceline.store.figures import size_text
 
 BLOCK = re.compile(r"(<!-- results:([\w-]+) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
@@ -89,12 +90,16 @@ def results_block(records: Mapping[str, Record], *, details: bool = True) -> str
     """
     parts: list[str] = []
     bench = {name: record for name, record in records.items() if record.get("kind") == "bench"}
-    if bench:
-        parts.append(markdown(comparison(bench)))
-        parts += [f"`{name}`: {record['verdict']} {conditions(record)}" for name, record in sorted(bench.items())]
+    under: list[str] = []
+    for name, record in sorted(bench.items()):
+        with usable(name):
+            comparison({name: record})
+            under.append(f"`{name}`: {record['verdict']} {conditions(record)}")
+    parts += [markdown(comparison(bench)), *under] if bench else []
     for name, record in sorted(records.items()) if details else ():
         parts.append(f"### {name}")
-        parts += [markdown(table) for table in _renderer(name, record)(record)]
+        with usable(name):
+            parts += [markdown(table) for table in _renderer(name, record)(record)]
     return "\n\n".join(parts)
 
 

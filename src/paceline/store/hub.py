@@ -104,6 +104,7 @@ def load_model(
     """
     _require_transformers()
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     if dtype not in DTYPES:
@@ -121,7 +122,7 @@ def load_model(
                 use_safetensors=True,
                 output_loading_info=True,
             )
-    except (OSError, ValueError, KeyError, RuntimeError, MemoryError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, MemoryError, SafetensorError) as error:
         raise TargetError(f"{name}: cannot be loaded: {_reason(error, place=place)}") from error
     _require_every_weight(name, report)
     _align_weights(model)
