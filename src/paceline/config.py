@@ -13,7 +13,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, to_jsonable_python
 
 from paceline.errors import ConfigError
 from paceline.plugins import suggestion
@@ -136,6 +136,17 @@ def parse_recipe(text: str, *, source: str, overrides: Iterable[str] = ()) -> Re
 
 def _recipe(table: dict[str, Any], *, source: str, overrides: Iterable[str]) -> Recipe:
     return parse_section(Recipe, table=apply_overrides(table, overrides=overrides, schema=Recipe), source=source)
+
+
+def default_of(key: str) -> Any:
+    """The default of a recipe's `section.field` as a plain JSON value; None for what is no field or has none."""
+    section, _, name = key.partition(".")
+    outer = Recipe.model_fields.get(section)
+    annotation: Any = None if outer is None else outer.annotation
+    if not (isinstance(annotation, type) and issubclass(annotation, Section)):
+        return None
+    field = annotation.model_fields.get(name)
+    return None if field is None or field.is_required() else to_jsonable_python(field.default)
 
 
 def dump_recipe(recipe: Section) -> str:

@@ -61,18 +61,21 @@ def run_bench(options: BenchOptions) -> bool:
     for warning in [*opened.warnings, *_skip_warning(opened)]:
         console.print(Text(f"warning: {warning}", style="yellow"))
     manifest = open_manifest(device=options.target.device, dtype=options.target.dtype, seed=options.seed)
-    ledger = Ledger(paths[0], settings=opened.conditions, resume=options.resume)
+    ledger = Ledger(
+        paths[0], settings=opened.conditions, resume=options.resume, replaces=paths if options.force else ()
+    )
     try:
         with interruptible(lambda: f"{len(ledger.done)} conversations are kept in {ledger.path}; go on with --resume"):
             _measure(opened, ledger, console)
+        notes = {**opened.conditions, "sittings": ledger.sittings}
+        values = close_manifest(manifest).as_dict()
+        values = {**{name: value for name, value in values.items() if name != "notes"}, **notes}
+        records = [build_record(run) for run in _measurements(opened, ledger, values)]
+        for path, record in zip(paths, records, strict=True):
+            ledger.begin_record(path)
+            write_record(path, record)
     finally:
         ledger.close()
-    notes = {**opened.conditions, "sittings": ledger.sittings}
-    values = close_manifest(manifest).as_dict()
-    values = {**{name: value for name, value in values.items() if name != "notes"}, **notes}
-    records = [build_record(run) for run in _measurements(opened, ledger, values)]
-    for path, record in zip(paths, records, strict=True):
-        write_record(path, record)
     ledger.remove()
     _print(console, records[0])
     for path, record in zip(paths, records, strict=True):

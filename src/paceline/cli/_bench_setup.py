@@ -21,7 +21,7 @@ from paceline.decoding.binding import Draft
 from paceline.drafts._base import SequentialDraft
 from paceline.errors import ConfigError
 from paceline.measure.bench import Bench, Protocol
-from paceline.measure.ledger import side_file
+from paceline.measure.ledger import replaceable, side_file
 from paceline.measure.plots import require_matplotlib
 from paceline.measure.systems import Sampling, System, baseline_system, check_names, draft_system, plain_system
 from paceline.measure.workloads import Workload, combined_digest, ids_digest
@@ -182,8 +182,7 @@ def record_paths(options: BenchOptions) -> list[Path]:
     Raises ConfigError when several are given and not one for each plan, and for one that may not or cannot be written.
     """
     outs, plans = options.outs, options.decoders.plans
-    # A run that was to replace a record, and was stopped, may replace it when it goes on.
-    may_replace = options.force or (options.resume and side_file(outs[0]).is_file())
+    given_up = replaceable(outs[0]) if options.resume else frozenset[Path]()
     number = max(len(plans), 1)
     if len(outs) not in (1, number):
         raise ConfigError(f"found {len(outs)} --out and {number} --plan; give one --out, or one for each plan")
@@ -191,7 +190,9 @@ def record_paths(options: BenchOptions) -> list[Path]:
     if len(outs) < number:
         paths += [first.with_name(f"{first.stem}-{file_part(plan)}{first.suffix}") for plan in plans[1:]]
     for place, path in enumerate(paths):
-        check_record_path(path, may_replace=may_replace)
+        check_record_path(path, may_replace=options.force or path.resolve() in given_up)
+        if path.resolve() == side_file(first).resolve():
+            raise ConfigError(f"--out: {path} is where the measurements of {first} are kept; choose another --out")
         if path.resolve() in (other.resolve() for other in paths[:place]):
             raise ConfigError(f"found two records named {path}; expected another --out for each --plan")
     return paths

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from paceline.errors import ConfigError
+from paceline.store.files import is_special
 
 
 def check_record_path(path: Path, *, may_replace: bool, option: str = "--out") -> None:
@@ -18,7 +19,20 @@ def check_record_path(path: Path, *, may_replace: bool, option: str = "--out") -
         raise ConfigError(f"{option}: {path} exists; choose another {option}, or pass --force to replace it")
     if path.is_dir():
         raise ConfigError(f"{option}: {path} is a folder, expected a file; name one in it, such as {path}/record.json")
-    place = path.parent
+    if is_special(path):
+        raise ConfigError(f"{option}: {path} is a device or a pipe, expected a file; choose another {option}")
+    _check_place(path.parent, option=option)
+
+
+def check_new_folder(path: Path, *, option: str = "--out") -> None:
+    """Raises ConfigError when `path` is no folder, holds files, or stands where nothing can be written."""
+    _check_place(path, option=option)
+    if path.is_dir() and any(path.iterdir()):
+        raise ConfigError(f"{option}: {path} holds files; expected a new folder, or an empty one")
+
+
+def _check_place(place: Path, *, option: str) -> None:
+    """Raises ConfigError when no folder can be made or written to at `place`."""
     while not place.exists():
         place = place.parent
     if not place.is_dir():

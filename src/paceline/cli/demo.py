@@ -8,12 +8,11 @@ import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli._base import Command
-from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,13 +44,14 @@ def demo(
     """
     from rich.console import Console
 
+    from paceline.cli._outputs import check_new_folder
     from paceline.machine import check_threads
     from paceline.shipped import demo_prompts
     from paceline.store.figures import size_text
 
     check_threads(threads, option="--threads")
-    if out is not None and out.is_dir() and any(out.iterdir()):
-        raise ConfigError(f"--out: {out} holds files; expected a new folder, or an empty one")
+    if out is not None:
+        check_new_folder(out)
     console = Console(highlight=False, soft_wrap=True)
     common = ["--target", TARGET, "--threads", str(threads)]
     drafted = ["--draft", DRAFT, "--plan", PLAN, "--max-new-tokens", str(NEW_TOKENS)]
@@ -95,10 +95,12 @@ def _compare(console: "Console", record: Path) -> None:
 
 
 def _train(console: "Console", folder: Path, common: Sequence[str], *, threads: int) -> None:
+    from paceline.toml import to_toml
+
     limits = ["--answer-tokens", str(ROWS_TOKENS), "--max-answer-tokens", "96", "--slots", "16"]
     _run(console, ["synth", "--out", str(folder / "rows"), *common, *limits])
     recipe = folder / "tiny.toml"
-    recipe.write_text(_recipe(folder / "rows" / "rows.jsonl", threads=threads), "utf-8")
+    recipe.write_text(to_toml(_recipe(folder / "rows" / "rows.jsonl", threads=threads)), "utf-8")
     _run(console, ["train", str(recipe), "--out", str(folder / "run")])
     console.print("The loss falls and the accepted length begins to rise; a useful draft has seen far more rows.")
 
@@ -119,39 +121,26 @@ def _title(console: "Console", text: str) -> None:
     console.print(f"\n{text}", style="bold")
 
 
-def _recipe(rows: Path, *, threads: int) -> str:
-    return f"""
-[target]
-name = "{TARGET}"
-
-[draft]
-name = "eagle3"
-vocab_size = 2048
-options = {{ intermediate_size = 512 }}
-
-[data]
-train = ["{rows.as_posix()}"]
-max_length = 320
-
-[objective]
-name = "ttt"
-options = {{ steps = 3 }}
-
-[training]
-steps = {STEPS}
-tokens_per_batch = 1024
-optimizer = "muon"
-learning_rate = 2e-3
-warmup_steps = 5
-threads = {threads}
-validate_every = 20
-save_every = {STEPS}
-log_every = 10
-
-[validation]
-prompts = 4
-depth = 3
-"""
+def _recipe(rows: Path, *, threads: int) -> dict[str, Any]:
+    """The recipe of the training part, as a table: TOML quotes whatever stands in the path."""
+    return {
+        "target": {"name": TARGET},
+        "draft": {"name": "eagle3", "vocab_size": 2048, "options": {"intermediate_size": 512}},
+        "data": {"train": [rows.as_posix()], "max_length": 320},
+        "objective": {"name": "ttt", "options": {"steps": 3}},
+        "training": {
+            "steps": STEPS,
+            "tokens_per_batch": 1024,
+            "optimizer": "muon",
+            "learning_rate": 2e-3,
+            "warmup_steps": 5,
+            "threads": threads,
+            "validate_every": 20,
+            "save_every": STEPS,
+            "log_every": 10,
+        },
+        "validation": {"prompts": 4, "depth": 3},
+    }
 
 
 PLUGIN = Command(run=demo, group="Start here", order=20)

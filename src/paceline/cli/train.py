@@ -41,7 +41,7 @@ def train(
     from paceline.cli._progress import interruptible
     from paceline.config import load_recipe
     from paceline.store.training_state import saved_states
-    from paceline.training.trainer import STATE
+    from paceline.training.folder import STATE
     from paceline.training.trainer import train as run
 
     settings = load_recipe(recipe, overrides=changes or [])
@@ -50,7 +50,7 @@ def train(
     def kept() -> str:
         states = saved_states(out / STATE)
         if not states:
-            return "no state was saved yet, nothing is kept; begin again with the same command"
+            return "no state was saved yet; begin again with the same command and --resume"
         return f"step {int(states[-1].name.rpartition('-')[2])} is kept in {out / STATE}; go on with --resume"
 
     with interruptible(kept), _Screen(console) as screen:

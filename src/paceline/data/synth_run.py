@@ -46,12 +46,17 @@ class SynthProgress:
 
 
 def _check_settings(folder: Path, settings: dict[str, Any]) -> None:
+    """Raises DataError, before anything is touched, for rows of others and for a run with other settings."""
     path = folder / "synth.json"
     if not path.exists():
+        for name in ("rows.jsonl", "dropped.jsonl"):
+            there = folder / name
+            if there.exists() and (not there.is_file() or there.stat().st_size):
+                raise DataError(f"{there} is there without the synth.json of a run; move it, or choose another --out")
         write_text(path, json.dumps(settings, indent=1) + "\n")
         return
     try:
-        found = dict(json.loads(path.read_bytes()))
+        found = {**asdict(SynthOptions()), **dict(json.loads(path.read_bytes()))}  # an older run lacks newer options
     except (ValueError, TypeError) as error:
         raise DataError(f"{path}: not the settings of a run ({error}); restore it, or choose another --out") from error
     different = [key for key in settings if found.get(key) != settings[key]]
@@ -79,19 +84,20 @@ def run_synth(
     Raises DataError, ConfigError when another process writes to the folder, OSError when the disk is full.
     """
     kept = {key: value for key, value in asdict(options).items() if key != "slots"}
-    with Claim(folder), open_lines(folder / "dropped.jsonl") as dropped:
+    categories = load_seeds(seeds)
+    with Claim(folder):
         _check_settings(folder, {**kept, **fingerprint})
-        synth = Synth(
-            target,
-            options=options,
-            categories=load_seeds(seeds),
-            on_drop=lambda index, why: append_line(dropped, {"index": index, "reason": why}),
-        )
-        progress, done = _take_up(folder, synth)
-        if progress.answer_tokens >= answer_tokens:
-            return progress
-        before = Counter(progress.dropped)
-        with open_lines(folder / "rows.jsonl") as rows:
+        with open_lines(folder / "dropped.jsonl") as dropped, open_lines(folder / "rows.jsonl") as rows:
+            synth = Synth(
+                target,
+                options=options,
+                categories=categories,
+                on_drop=lambda index, why: append_line(dropped, {"index": index, "reason": why}),
+            )
+            progress, done = _take_up(folder, synth)
+            if progress.answer_tokens >= answer_tokens:
+                return progress
+            before = Counter(progress.dropped)
             for row in synth.rows(index for index in itertools.count() if index not in done):
                 append_line(rows, row)
                 progress.add(row["category"], row["answer_tokens"])

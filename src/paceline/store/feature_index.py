@@ -19,6 +19,7 @@ from paceline.store.files import write_bytes
 
 FORMAT = 1
 INDEX = "features.json"
+SHARDS = "shard-*.safetensors"  # what `shard_name` makes
 SHARD_BYTES = 256 * 2**20
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

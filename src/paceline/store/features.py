@@ -32,6 +32,7 @@ from paceline.store.feature_index import (
     INDEX_BYTES,
     ROW_BYTES,
     SHARD_BYTES,
+    SHARDS,
     Fingerprint,
     Shard,
     check_origin,
@@ -77,7 +78,7 @@ class FeatureWriter:
     max_disk: cap in bytes on all files of the folder.  Use as a context manager: leaving it, also by an exception,
     writes the rows that are still in memory.  damaged: names of the shards that were not what was captured; they are
     dropped, so that their rows are captured again.  Raises CheckpointError when the folder holds features of another
-    origin, ConfigError when another writer has it open.
+    origin or shards without an index, ConfigError when another writer has it open.
     """
 
     def __init__(
@@ -104,6 +105,8 @@ class FeatureWriter:
         if (self.folder / INDEX).exists():
             found, self._shards = read_index(self.folder)
             check_origin(self.folder, found=found, expected=self.fingerprint)
+        elif foreign := sorted(self.folder.glob(SHARDS)):  # the index is written before the first shard
+            raise CheckpointError(f"{foreign[0]} is there without {INDEX}; move it, or capture into another folder")
         self.damaged = [shard.file for shard in self._shards if not self._is_whole(shard)]
         self._shards = [shard for shard in self._shards if shard.file not in self.damaged]
         if self.damaged:
@@ -210,7 +213,7 @@ class FeatureWriter:
 
     def _remove_strays(self) -> None:
         listed = {shard.file for shard in self._shards}
-        for path in self.folder.glob("shard-*.safetensors"):
+        for path in self.folder.glob(SHARDS):
             if path.name not in listed:
                 path.unlink()
         remove_partial(self.folder / INDEX)

@@ -4,6 +4,7 @@ It knows bytes and names, not what a file means.  Whatever a killed run leaves b
 is never read, and is removed by the next run.
 """
 
+import errno
 import glob
 import hashlib
 import os
@@ -60,7 +61,10 @@ def file_aside(path: Path) -> Generator[Path, None, None]:
     """Give a path beside `path` to write to; rename it onto `path` once the block ends without an error.
 
     The bytes reach the disk before the name does.  An error removes what was written and leaves `path` as it was.
+    Raises ConfigError for what is not a file, which the rename would destroy.
     """
+    if is_special(path):
+        raise ConfigError(f"{path} is a device or a pipe, expected a file; choose another name")
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = _aside(path)
     try:
@@ -77,7 +81,9 @@ def file_aside(path: Path) -> Generator[Path, None, None]:
 
 @contextmanager
 def folder_aside(path: Path) -> Generator[Path, None, None]:
-    """As `file_aside` for a whole folder.  An existing folder at `path` is replaced, last of all."""
+    """As `file_aside` for a whole folder.  An existing folder at `path` is replaced, last of all; a file is not."""
+    if path.exists() and not path.is_dir():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_partial(path)
     aside = _aside(path)
@@ -94,6 +100,11 @@ def folder_aside(path: Path) -> Generator[Path, None, None]:
         raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def is_special(path: Path) -> bool:
+    """Whether a device, a pipe or a socket stands there: nothing that a file may replace."""
+    return path.exists() and not (path.is_file() or path.is_dir())
 
 
 def write_text(path: Path, text: str) -> None:

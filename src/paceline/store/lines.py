@@ -11,7 +11,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.errors import DataError
+from paceline.errors import ConfigError, DataError
+from paceline.store.files import is_special
 
 Read = TypeVar("Read")
 
@@ -19,15 +20,13 @@ Read = TypeVar("Read")
 def read_lines(path: Path, *, read: Callable[[dict[str, Any]], Read]) -> Iterator[Read]:
     """What `read` makes of each line of a JSONL file that we wrote; a torn last line (kill -9) is cut off the file.
 
+    It is cut off last of all, once every whole line was read: a file that is not ours stays as it is.
     Raises DataError naming a line that is no JSON object, or of which `read` can make nothing.
     """
     if not path.exists():
         return
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1
-    if whole != len(data):
-        with path.open("r+b") as file:
-            file.truncate(whole)
     for number, line in enumerate(data[:whole].splitlines(), start=1):
         try:
             yield read(json.loads(line))
@@ -36,6 +35,9 @@ def read_lines(path: Path, *, read: Callable[[dict[str, Any]], Read]) -> Iterato
             raise DataError(
                 f"{path}:{number}: found '{shown}', expected a line that paceline wrote; remove that line and run again"
             ) from error
+    if whole != len(data):
+        with path.open("r+b") as file:
+            file.truncate(whole)
 
 
 def append_line(file: FileIO, row: dict[str, Any]) -> None:
@@ -53,5 +55,7 @@ def append_line(file: FileIO, row: dict[str, Any]) -> None:
 
 
 def open_lines(path: Path) -> FileIO:
-    """A file to append lines to."""
+    """A file to append lines to.  Raises ConfigError for a pipe, which would keep us waiting for a reader."""
+    if is_special(path):
+        raise ConfigError(f"{path} is a device or a pipe, expected a file; remove it, or choose another --out")
     return FileIO(path, "a")

@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from paceline.config import Recipe
+from paceline.config import Recipe, default_of
 from paceline.errors import ConfigError
 from paceline.store.training_state import TrainingState
 from paceline.store.weights import fill_module
@@ -63,7 +63,9 @@ def check_identity(found: Mapping[str, Any], *, expected: Mapping[str, Any], whe
     """Raises ConfigError naming what differs between the run that is resumed and this one.
 
     where: the run's folder.  best: its best draft, from which another run may start.
+    A key that a run of an older version did not write is what the recipe's default says: that is what it did.
     """
+    found = {**{key: default_of(key) for key in expected}, **found}
     differing = [key for key in expected if found.get(key) != expected[key]]
     if differing:
         key = differing[0]

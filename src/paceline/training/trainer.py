@@ -32,6 +32,7 @@ from paceline.store.manifest import close_manifest, open_manifest
 from paceline.store.training_state import latest_state, write_state
 from paceline.targets.generic import Target
 from paceline.training.capture_run import feature_source
+from paceline.training.folder import BEST, LAST, RECIPE, STATE, begin_folder, check_folder
 from paceline.training.log import Meter, RunLog
 from paceline.training.optimizers import Optimizers
 from paceline.training.parallel import make_accelerator
@@ -43,7 +44,6 @@ from paceline.training.sources import FrozenTarget
 from paceline.training.validation import Score, Validator, taught_length
 from paceline.training.window import GradientWindow, LossModule, WindowSums
 
-STATE, BEST, LAST, RECIPE = "state", "best", "last", "recipe.toml"
 GAP, FAINT = 2.0, 0.1  # how many times more a draft may promise on its own rows than it keeps on others
 CHANCE = 1.05  # accepted length below which a draft has not begun to help: nearly every round is the target's alone
 
@@ -91,8 +91,7 @@ def train(
     Raises PacelineError before the first step for whatever the user can mend.
     """
     set_threads(recipe.training.threads, option="training.threads")
-    if (out / STATE).exists() and not resume:
-        raise ConfigError(f"{out} holds a run already; pass --resume to go on with it, or choose another --out")
+    check_folder(out, resume=resume)
     if init_from is not None:
         _check_start(init_from)
     accelerator = make_accelerator(recipe.training, out=out, target=target)
@@ -194,6 +193,7 @@ class Trainer:
         elif resume:
             self._say(f"nothing to resume in {self.out}: begins at step 0")
         if self.accelerator.is_main_process:
+            begin_folder(self.out)
             track = self._track if self.training.trackers else None
             self._log = RunLog(self.out, keep_until=None if state is None else state.step, track=track)
             write_text(self.out / RECIPE, dump_recipe(self.job.recipe))
