@@ -18,6 +18,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from paceline.targets.generic import Target
+
 VOCAB = 97
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -77,3 +79,26 @@ def random_tree(count: int, *, generator: torch.Generator) -> list[int]:
 def ids(*shape: int, generator: torch.Generator) -> Tensor:
     """Random token ids."""
     return torch.randint(0, VOCAB, shape, generator=generator)
+
+
+def half(name: str, **changes: Any) -> Any:
+    """A tiny bfloat16 model; its weights are small, so that 16 bits do not drown what is compared.
+
+    Its heads are the narrowest that a machine of 16 lanes takes.
+    """
+    return family(name, **{"head_dim": 32, "initializer_range": 0.1, **changes}).to(torch.bfloat16)
+
+
+def steps(target: Target, *, count: int = 4) -> list[Tensor]:
+    """Prefill ragged rows, then score and commit single tokens; a row is rolled back on the way."""
+    generator = torch.Generator().manual_seed(0)
+    cache = target.new_cache(3, capacity=120)
+    found = [target.prefill(cache, [ids(length, generator=generator) for length in (70, 2, 33)]).logits]
+    for step in range(count):
+        tokens = ids(3, 1, generator=generator)
+        scores = target.score(
+            cache, tokens, mask=torch.ones(3, 1, 1, dtype=torch.bool), depths=torch.zeros(3, 1, dtype=torch.int64)
+        )
+        found += [scores.logits] if scores.taps is None else [scores.logits, scores.taps]
+        cache.commit([range(1), range(1), range(step % 2)])
+    return found

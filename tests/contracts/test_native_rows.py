@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from fixtures_native import family, ids
+from fixtures_native import family, half, steps
 from paceline.native.build import PORTABLE, TUNING, Unavailable, build_library
 from paceline.native.library import Library, Team
 from paceline.native.rows import attend
@@ -22,7 +21,6 @@ from paceline.targets.generic import Target
 
 TUNINGS = {"native": TUNING, "portable": ((*PORTABLE, "-O1"),)}
 LENGTHS = (1, 450, 17, 2, 333, 64)
-SIZES: dict[str, Any] = {"head_dim": 32}  # the narrowest head that a machine of 16 lanes takes
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,6 +53,13 @@ def by_torch(query: Tensor, keys: Tensor, values: Tensor, *, lengths: tuple[int,
         key, value = (part[row : row + 1, :, :length].repeat_interleave(group, dim=1) for part in (keys, values))
         rows.append(scaled_dot_product_attention(query[row : row + 1], key, value, scale=0.125))
     return torch.cat(rows).transpose(1, 2)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.125, 1e-60, float("inf"), float("nan")])
+def test_a_scale_that_would_give_no_number_is_refused(scale: float, compiled: dict[str, Library]) -> None:
+    query, keys, values = tensors(LENGTHS, group=3, width=64)
+    with pytest.raises(Unavailable, match="is scaled by"):
+        attend(compiled["native"], query, keys, values, counts=torch.tensor(LENGTHS), scale=scale)
 
 
 @pytest.mark.parametrize("tuning", TUNINGS)
@@ -126,30 +131,10 @@ def test_what_it_cannot_read_is_refused(
         attend(compiled["native"], query, keys, values, counts=counts, scale=0.125)
 
 
-def half(name: str, **changes: Any) -> Any:
-    """A tiny bfloat16 model; its weights are small, so that 16 bits do not drown what is compared."""
-    return family(name, **{**SIZES, "initializer_range": 0.1, **changes}).to(torch.bfloat16)
-
-
-def steps(target: Target, *, count: int = 4) -> list[Tensor]:
-    """Prefill ragged rows, then score and commit single tokens; a row is rolled back on the way."""
-    generator = torch.Generator().manual_seed(0)
-    cache = target.new_cache(3, capacity=120)
-    found = [target.prefill(cache, [ids(length, generator=generator) for length in (70, 2, 33)]).logits]
-    for step in range(count):
-        tokens = ids(3, 1, generator=generator)
-        scores = target.score(
-            cache, tokens, mask=torch.ones(3, 1, 1, dtype=torch.bool), depths=torch.zeros(3, 1, dtype=torch.int64)
-        )
-        assert scores.taps is not None
-        found += [scores.logits, scores.taps]
-        cache.commit([range(1), range(1), range(step % 2)])
-    return found
-
-
+@pytest.mark.parametrize("width", [32, 320])  # 5.x folds the heads of a group where they are wider than 256
 @pytest.mark.parametrize("name", ["llama", "llama3-rope", "qwen3"])
-def test_steps_are_those_of_torch(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    model = half(name)
+def test_steps_are_those_of_torch(name: str, width: int, caplog: pytest.LogCaptureFixture) -> None:
+    model = half(name, head_dim=width)
     native, eager = Target(model, taps=(0, 2)), Target(model, taps=(0, 2), compile="off")
     with caplog.at_level(logging.WARNING, logger="paceline"):
         for found, expected in zip(steps(native), steps(eager), strict=True):
@@ -173,24 +158,36 @@ def test_every_step_attends_natively_and_nothing_else_does(monkeypatch: pytest.M
     assert len(calls) == 2 * target.num_layers
 
 
-def replace_attention(model: Any) -> None:
-    """A layer that goes its own way, and adds to its scores whatever mask it is given."""
+def attend_eagerly(model: Any) -> None:
+    """A layer that goes its own way."""
     layer = model.model.layers[1].self_attn
     layer.config = copy.deepcopy(layer.config)
     layer.config._attn_implementation = "eager"
 
 
+def attend_unseen(model: Any) -> None:
+    """A layer whose attention asks nobody."""
+    layer = model.model.layers[1].self_attn
+    layer.forward = lambda hidden_states, **_: (layer.o_proj(layer.q_proj(hidden_states)), None)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"), [(attend_eagerly, "do more with their keys"), (attend_unseen, "2 of its 3 layers")]
+)
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_layer_that_attends_in_its_own_way_is_noticed(when: str, caplog: pytest.LogCaptureFixture) -> None:
-    model = half("llama")
+def test_a_layer_that_attends_in_its_own_way_is_noticed(
+    when: str, change: Callable[[Any], None], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = half("llama", hidden_size=128)
     native, eager = Target(model, taps=(0,)), Target(model, taps=(0,), compile="off")
     if when == "after":
         steps(native, count=1)
         assert native._rows is not None
-    replace_attention(model)
+    change(model)
     with caplog.at_level(logging.WARNING, logger="paceline"):
-        assert all(torch.equal(a, b) for a, b in zip(steps(native), steps(eager), strict=True))
-    assert "2 of its 3 layers" in caplog.messages[-1]
+        found, expected = steps(native), steps(eager)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert reason in caplog.messages[-1]
 
 
 @pytest.mark.parametrize(
@@ -233,11 +230,3 @@ def test_a_wrong_kernel_is_not_used(
 def test_float32_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "choose_rows", lambda *a, **k: pytest.fail("asked"))
     steps(Target(family("llama"), taps=(0,)))
-
-
-def test_steps_leave_no_trace_in_the_model() -> None:
-    model = half("llama")
-    before = dict(vars(model.config))
-    steps(Target(model, taps=(0,)))
-    assert vars(model.config) == before
-    assert not [key for key in ALL_ATTENTION_FUNCTIONS if "paceline" in key]

@@ -17,9 +17,11 @@ def attend(library: Library, query: Tensor, keys: Tensor, values: Tensor, *, cou
 
     query: [B, A, 1, C] bfloat16.  keys, values: [B, A_kv, view, C] bfloat16; A a multiple of A_kv.  counts: [B] int64,
     1 to view.  Returns [B, 1, A, C] bfloat16; a row's result depends on nothing but that row.  Raises Unavailable for
-    tensors of another kind, shape or layout.
+    tensors of another kind, shape or layout, and for a scale that is not positive.
     """
     batch, heads, _one, width = query.shape
+    if not torch.finfo(torch.float32).tiny <= scale <= torch.finfo(torch.float32).max:
+        raise Unavailable(f"its attention is scaled by {scale}")  # times minus infinity it would be no number
     _refuse_kind(library, query, keys, values, counts)
     query, counts = query.contiguous(), counts.contiguous()
     out = query.new_empty(batch, 1, heads, width)

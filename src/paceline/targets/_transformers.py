@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from paceline.errors import TargetError
@@ -127,29 +127,13 @@ def mask_kinds(model: Any) -> dict[str, int | None] | int | None:
 
 
 def attends_plainly(model: Any) -> bool:
-    """Whether every layer attends to all that its mask shows, by torch's kernel, which `attending_by` can replace."""
+    """Whether every layer attends to all that its mask shows, by transformers' own call of torch's kernel."""
     config = text_config(model)
     registry = vars(sys.modules[type(model).__module__]).get("ALL_ATTENTION_FUNCTIONS")
-    is_shared = registry is ALL_ATTENTION_FUNCTIONS  # a family with a registry of its own would not find ours
+    # A family may have a registry of its own, and anyone may put another function under torch's name, at any time.
+    is_own = registry is ALL_ATTENTION_FUNCTIONS and ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
     is_torch = getattr(config, "_attn_implementation", None) == "sdpa" and not config.sub_configs
-    return is_shared and is_torch and mask_kinds(model) is None
-
-
-@contextmanager
-def attending_by(model: Any, function: Callable[..., tuple[Tensor, None]]) -> Generator[None, None, None]:
-    """The layers of a model that `attends_plainly` attend by `function` until the block ends; nothing else does.
-
-    A 4-D mask reaches the function as it was given, whatever it holds.
-    """
-    config = text_config(model)
-    name, before = f"paceline-{id(function)}", config._attn_implementation
-    ALL_ATTENTION_FUNCTIONS[name] = function
-    config._attn_implementation = name
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
-        del ALL_ATTENTION_FUNCTIONS[name]
+    return is_own and is_torch and mask_kinds(model) is None
 
 
 def head_scale(model: Any) -> tuple[float, float | None]:

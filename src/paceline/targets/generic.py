@@ -6,6 +6,7 @@ neither drafts nor decoding options.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -62,15 +63,30 @@ class Target:
         self._layers = tf.decoder_layers(model)
         self._mask_kinds = tf.mask_kinds(model)
         self._cache_argument = tf.cache_argument(model)
-        self._captured: dict[int, Tensor] = {}
-        self._recording = False
         self._hooks: list[Any] = []
-        self._native: _native.NativeForward | None = None
-        self._rows: _native.RowAttention | None = None
-        self._is_chosen = self._is_rows_chosen = compile == "off"
+        self._is_eager = compile == "off"
+        self._start_afresh()
         self.taps: tuple[int, ...] = ()
         refuse_inexact(self)
         self.set_taps(taps)
+
+    def _start_afresh(self) -> None:
+        """Nothing is recorded and nothing native is chosen: what a process makes for itself, and no copy inherits."""
+        self._taping = _Taping()
+        self._native: _native.NativeForward | None = None
+        self._rows: _native.RowAttention | None = None
+        self._is_chosen = self._is_rows_chosen = self._is_eager
+        # A thread that needs the choice another is making waits for it, or its first steps would be torch's.
+        self._choosing = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        made = ("_taping", "_native", "_rows", "_is_chosen", "_is_rows_chosen", "_choosing")
+        return {name: value for name, value in vars(self).items() if name not in made}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._start_afresh()
+        self.set_taps(self.taps)  # the copied hooks record for the original
 
     @property
     def device(self) -> torch.device:
@@ -85,9 +101,10 @@ class Target:
     @property
     def engine(self) -> Literal["native", "eager"]:
         """What scores proposals of up to NATIVE_ROWS rows; asking makes the choice."""
-        if not self._is_chosen:
-            self._is_chosen = True
-            self._native = _native.choose(self.model, eager=self._score_eager, name=self.name)
+        with self._choosing:
+            if not self._is_chosen:
+                self._is_chosen = True
+                self._native = _native.choose(self.model, eager=self._score_eager, name=self.name)
         return "eager" if self._native is None else "native"
 
     @property
@@ -179,9 +196,10 @@ class Target:
 
     def _attends_rows(self) -> bool:
         """Whether a step of one token per row has native attention; asking makes the choice."""
-        if not self._is_rows_chosen and self.dtype == torch.bfloat16 and self.device.type == "cpu":
-            self._is_rows_chosen = True
-            self._rows = _native.choose_rows(self.model, score=self._score_eager, name=self.name)
+        with self._choosing:
+            if not self._is_rows_chosen and self.dtype == torch.bfloat16 and self.device.type == "cpu":
+                self._is_rows_chosen = True
+                self._rows = _native.choose_rows(self.model, score=self._score_eager, name=self.name)
         return self._rows is not None and tf.attends_plainly(self.model)
 
     @torch.no_grad()
@@ -208,10 +226,13 @@ class Target:
         positions = lengths[:, None] + depths
         cache.place(slots.to(device), view=view, start=start)
         if rows is not None:
-            with rows.standing_in():
-                seen = rows.lengths_as_mask(lengths + 1)
-                scores = self._forward(cache, tokens.to(device), positions.to(device), seen, logit_rows)
-            rows.refuse_missed()
+            step = rows.step(lengths + 1)
+            try:
+                cache.show_keys = step.show
+                scores = self._forward(cache, tokens.to(device), positions.to(device), None, logit_rows)
+            finally:
+                cache.show_keys = None
+            step.refuse_missed()
             return scores
         mask_4d = self._masks(lengths, mask, positions, slots, view)
         return self._forward(cache, tokens.to(device), positions.to(device), mask_4d, logit_rows)
@@ -227,9 +248,9 @@ class Target:
             arguments["position_ids"] = positions
         if mask is not None:
             arguments["attention_mask"] = masks.additive_mask(mask, dtype=self.dtype)
-        with self._record():
+        with self._record() as captured:
             hidden = tf.decoder(self.model)(**arguments).last_hidden_state
-        return Scores(hidden.new_zeros(0), self._taps_side_by_side(), hidden)
+        return Scores(hidden.new_zeros(0), self._side_by_side(captured), hidden)
 
     def _forward(
         self, cache: TargetCache, tokens: Tensor, positions: Tensor, mask: Any, logit_rows: Tensor | None
@@ -243,9 +264,9 @@ class Target:
         }
         if logit_rows is not None:
             arguments["logits_to_keep"] = logit_rows.to(tokens.device)
-        with self._record():
+        with self._record() as captured:
             logits = self.model(**arguments).logits
-        return Scores(logits, self._taps_side_by_side())
+        return Scores(logits, self._side_by_side(captured))
 
     def _masks(self, lengths: Tensor, tree: Tensor, positions: Tensor, slots: Tensor, view: int) -> Any:
         known = masks.prefix_slots(lengths, capacity=view)
@@ -262,26 +283,30 @@ class Target:
 
     def _recorder(self, tap: int) -> Callable[..., None]:
         def record(_module: Any, _inputs: Any, output: Any) -> None:
-            if self._recording:
-                self._captured[tap] = tf.layer_output(output)
+            if self._taping.captured is not None:
+                self._taping.captured[tap] = tf.layer_output(output)
 
         return record
 
     @contextmanager
-    def _record(self) -> Generator[None, None, None]:
+    def _record(self) -> Generator[dict[int, Tensor], None, None]:
         """Hooks record only while one of our own calls runs: the model may serve others in between."""
-        self._recording = True
+        captured: dict[int, Tensor] = {}
+        before = self._taping.captured
         try:
-            yield
+            self._taping.captured = captured
+            yield captured
         finally:
-            self._recording = False
+            self._taping.captured = before
 
-    def _taps_side_by_side(self) -> Tensor | None:
-        if not self.taps:
-            return None
-        taps = torch.cat([self._captured[tap] for tap in self.taps], dim=-1)
-        self._captured.clear()
-        return taps
+    def _side_by_side(self, captured: dict[int, Tensor]) -> Tensor | None:
+        return torch.cat([captured[tap] for tap in self.taps], dim=-1) if self.taps else None
+
+
+class _Taping(threading.local):
+    """Where hooks put what the layers return, by tap; each thread records its own calls."""
+
+    captured: dict[int, Tensor] | None = None
 
 
 PLUGIN = Target

@@ -2,12 +2,16 @@
 
 Attention by torch stays its slow twin: they are compared before the first use, layer by layer and in the logits.  It
 knows neither drafts nor why it was chosen.
+
+Nothing that two calls share is switched: neither the model, nor its configuration, nor a registry of transformers.  The
+cache of a step shows its layers keys of a type of their own, and torch's scaled dot product over such keys is answered
+here.  So a call of another thread, or of a hook in the midst of a step, has keys without that type and is torch's; and
+what is done to these keys beyond that one function is refused, so no layer sees more slots than it should.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -21,8 +25,7 @@ from paceline.records import Scores
 from paceline.targets import _transformers as tf
 from paceline.targets._cache import TargetCache
 
-# What layers hand to every attention function and what has no part in a step that is given its mask.
-NO_PART = ("position_ids", "cache_position", "use_cache", "is_causal", "output_attentions", "output_hidden_states")
+READS = (Tensor.size, Tensor.dim, Tensor.stride)  # besides properties, what may be asked of keys
 KEPT, CAPACITY = (41, 3, 20), 64  # lengths of the rows compared
 LAYER_TOLERANCE = 2**-6  # of the largest number; rounding to bfloat16 is 2**-9
 LOGIT_TOLERANCE = 0.25  # of the logits' standard deviation: as in the trial of families, whose 16 bits drift as much
@@ -37,26 +40,18 @@ class StepScore(Protocol):
 
 
 class RowAttention:
-    """What the layers of one model call in place of torch's attention while `standing_in` is entered."""
+    """Attention of one token per row for the layers of one model.
 
-    def __init__(self, model: Any, library: Library) -> None:
-        self._model, self._library, self._layers = model, library, tf.text_config(model).num_hidden_layers
-        self._calls = 0
-        self._check: Callable[..., None] | None = None
+    check: called with the result and the arguments of every layer's attention.
+    """
 
-    def standing_in(self) -> AbstractContextManager[None]:
-        """The model attends by this, and by nothing else, until the block ends."""
-        self._calls = 0
-        return tf.attending_by(self._model, self._attend)
+    def __init__(self, model: Any, library: Library, *, check: Callable[..., None] | None = None) -> None:
+        self.library, self.check = library, check
+        self._model, self._layers = model, tf.text_config(model).num_hidden_layers
 
-    def lengths_as_mask(self, lengths: Tensor) -> Tensor:
-        """What the call takes as its mask: how many slots each row sees, [B] int64 -> [B, 1, 1, 1]."""
-        return lengths[:, None, None, None]
-
-    def refuse_missed(self) -> None:
-        """Raises Unavailable unless every layer attended by this: another would have read lengths as a mask."""
-        if self._calls != self._layers:
-            raise Unavailable(f"{self._calls} of its {self._layers} layers attend by the function they are given")
+    def step(self, counts: Tensor) -> RowStep:
+        """One forward call; counts: how many slots each row sees, [B] int64."""
+        return RowStep(self, counts, layers=self._layers)
 
     def compare(self, *, score: StepScore, vocab_size: int) -> None:
         """Raises Unavailable if a layer's attention or the logits differ from torch's by more than rounding."""
@@ -70,31 +65,73 @@ class RowAttention:
         cache.commit([range(count) for count in KEPT])
         own, depths = torch.ones(batch, 1, 1, dtype=torch.bool), torch.zeros(batch, 1, dtype=torch.int64)
         expected = score(cache, last, mask=own, depths=depths).logits.float()
-        self._check = _compare_layer
-        try:
-            found = score(cache, last, mask=own, depths=depths, rows=self).logits.float()
-        finally:
-            self._check = None
+        checked = RowAttention(self._model, self.library, check=_compare_layer)
+        found = score(cache, last, mask=own, depths=depths, rows=checked).logits.float()
         worst = float((found - expected).abs().max() / expected.std())
         if not worst <= LOGIT_TOLERANCE:
             raise Unavailable(f"the logits of both differ by {worst:.1g} of their standard deviation")
 
-    def _attend(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-        dropout: float = 0.0, scaling: float | None = None, **options: Any,
-    ) -> tuple[Tensor, None]:  # fmt: skip
-        """As transformers calls it: [B, A, 1, C], two [B, A_kv, view, C], the lengths as a mask -> [B, 1, A, C]."""
-        strange = [name for name, option in options.items() if option is not None and name not in NO_PART]
-        if strange or dropout or scaling is None:
-            raise Unavailable(f"its attention has {', '.join(strange) or 'dropout or a scale of its own'}")
-        if attention_mask is None or attention_mask.shape != (len(query), 1, 1, 1):
-            raise Unavailable("its layers change the mask that they are given")
-        counts = attention_mask[:, 0, 0, 0]
-        out = attend(self._library, query, key, value, counts=counts, scale=float(scaling))
-        if self._check is not None:
-            self._check(out, query, key, value, counts=counts, scale=float(scaling))
+
+class RowStep:
+    """One forward call whose layers attend natively: to `counts[b]` slots of row b."""
+
+    def __init__(self, rows: RowAttention, counts: Tensor, *, layers: int) -> None:
+        self._rows, self._counts, self._layers = rows, counts, layers
+        self._calls = 0
+
+    def show(self, keys: Tensor) -> Tensor:
+        """Keys [B, A_kv, view, C] as the layers see them."""
+        shown = keys.as_subclass(_StepKeys)
+        shown.step, shown.plain = self, keys
+        return shown
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, *, scale: float) -> Tensor:
+        """As torch's function, each row over its own slots: [B, A, n, C], two [B, A_kv, view, C] -> [B, A, n, C]."""
+        # 5.x may fold the heads of a group into n; each query sees all slots of its row, wherever it stands.
+        flat, rows = query.reshape(len(query), -1, 1, query.shape[-1]), self._rows
+        out = attend(rows.library, flat, keys, values, counts=self._counts, scale=scale)
+        if rows.check is not None:
+            rows.check(out, flat, keys, values, counts=self._counts, scale=scale)
         self._calls += 1
-        return out, None
+        return out.view(query.shape)
+
+    def refuse_missed(self) -> None:
+        """Raises Unavailable unless every layer attended by this: another would have seen slots that hold nothing."""
+        if self._calls != self._layers:
+            raise Unavailable(f"{self._calls} of its {self._layers} layers attend by torch's scaled dot product")
+
+
+class _StepKeys(Tensor):
+    """Keys of a step: torch's scaled dot product over them is the step's, their sizes can be read, and that is all."""
+
+    step: RowStep
+    plain: Tensor
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is scaled_dot_product_attention:
+            return _attend(*args, **(kwargs or {}))
+        name = str(func.__name__)
+        found = super().__torch_function__(func, types, args, kwargs) if name == "__get__" or func in READS else None
+        if found is None or isinstance(found, Tensor):
+            raise Unavailable(f"its layers do more with their keys than attend to them ({name})")
+        return found
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """Torch's `scaled_dot_product_attention` over a step's keys; the slots a row sees are the step's to say."""
+    if attn_mask is not None or is_causal:
+        raise Unavailable("its layers mask single tokens by a rule of their own")
+    if dropout_p or scale is None:
+        raise Unavailable("its attention has dropout or a scale of its own")
+    if not isinstance(key, _StepKeys) or isinstance(query, _StepKeys) or isinstance(value, _StepKeys):
+        raise Unavailable("its layers attend to something else than their keys")
+    return key.step.attend(query, key.plain, value, scale=float(scale))
 
 
 def _compare_layer(found: Tensor, query: Tensor, key: Tensor, value: Tensor, *, counts: Tensor, scale: float) -> None:
