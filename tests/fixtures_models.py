@@ -120,20 +120,22 @@ class GreedyPaths:
             self.known[tuple(out[0, :end].tolist())] = int(out[0, end])
 
 
-def oracle(model: LlamaForCausalLM) -> Scripted:
-    """Everything is accepted."""
-    return Scripted(GreedyPaths(model))
+def oracle(model: LlamaForCausalLM, *, paths: GreedyPaths | None = None) -> Scripted:
+    """Everything is accepted.  paths: of this model, where several drafts share them."""
+    return Scripted(paths or GreedyPaths(model))
 
 
-def adversary(model: LlamaForCausalLM) -> Scripted:
+def adversary(model: LlamaForCausalLM, *, paths: GreedyPaths | None = None) -> Scripted:
     """Nothing is accepted: the target's token + 1."""
-    vocab, paths = model.config.vocab_size, GreedyPaths(model)
+    vocab, paths = model.config.vocab_size, paths or GreedyPaths(model)
     return Scripted(lambda context, length: [(paths(context, 1)[0] + 1) % vocab] * length)
 
 
-def pattern(model: LlamaForCausalLM, runs: Sequence[int] = (3, 0, 1, 2)) -> Scripted:
+def pattern(
+    model: LlamaForCausalLM, runs: Sequence[int] = (3, 0, 1, 2), *, paths: GreedyPaths | None = None
+) -> Scripted:
     """Exactly runs[i mod len] tokens are accepted in the i-th proposal after a context of any length."""
-    vocab, paths = model.config.vocab_size, GreedyPaths(model)
+    vocab, paths = model.config.vocab_size, paths or GreedyPaths(model)
 
     def script(context: list[int], length: int) -> list[int]:
         right = runs[len(context) % len(runs)]

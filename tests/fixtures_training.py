@@ -6,7 +6,9 @@ import json
 import os
 import random
 import signal
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,15 @@ from torch import Tensor
 from fixtures_models import bigram_model, make_target, tiny_llama
 from fixtures_text import WORDS, tiny_tokenizer
 from paceline.config import Recipe, parse_recipe
+from paceline.data.examples import Example
+from paceline.drafts._base import SequentialDraft
+from paceline.store.checkpoint import load_draft
 from paceline.store.training_state import saved_states
 from paceline.targets.generic import Target
 from paceline.training.log import LOG, read_log
+from paceline.training.parallel import make_accelerator
+from paceline.training.prepare import Examples, prepare
+from paceline.training.trainer import Trainer
 
 SAYABLE = tuple(word for word in WORDS if word not in ("\n", "system", "user", "assistant", "tool"))
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -103,6 +111,29 @@ def counting_target() -> Target:
         table[here] = 0.0
         table[here, after] = 12.0
     return make_target(bigram_model(table), tokenizer=tokenizer, name="counting")
+
+
+def trained_draft(target: Target, texts: Sequence[tuple[list[int], int]], *, steps: int = 120) -> SequentialDraft:
+    """A draft that the real trainer has taught texts of (ids, prompt length), read back from the run's folder.
+
+    The texts need no tokenizer, and so may be any that the target writes.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        changes = [f"training.{key}={steps}" for key in ("steps", "validate_every", "save_every")]
+        changes += ["training.tokens_per_batch=256", "draft.vocab_size=56", "data.supervise=all"]
+        recipe = recipe_of(write_rows(Path(place) / "rows.jsonl", count=4), *changes)
+        job = prepare(recipe, target=target, say=lambda line: None)
+        lessons = tuple(_example(ids, prompt, index) for index, (ids, prompt) in enumerate(texts))
+        accelerator = make_accelerator(recipe.training, out=Path(place), target=target)
+        job = replace(job, examples=Examples(lessons, lessons[:2], True))
+        watch = Onlooker()
+        Trainer(job, out=Path(place) / "run", accelerator=accelerator, watch=watch, say=watch.say).run()
+        target.set_taps(())
+        return load_draft(Path(place) / "run" / "last", target=target).draft
+
+
+def _example(ids: list[int], prompt: int, index: int) -> Example:
+    return Example(torch.tensor(ids), torch.arange(len(ids)) >= prompt, f"{index:064x}", f"text:{index}", "")
 
 
 def last_state(out: Path) -> dict[str, Tensor]:

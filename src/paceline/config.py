@@ -169,6 +169,19 @@ def parse_section(
         raise ConfigError(f"{source}: {_explain(error.errors(), schema=schema, prefix=prefix)}") from error
 
 
+def check_options(schema: type[BaseModel], *, table: Mapping[str, Any], source: str, prefix: tuple[str, ...]) -> None:
+    """Refuse what is wrong with the keys that are there, where what is absent will be filled in later.
+
+    Arguments and errors as in `parse_section`.
+    """
+    try:
+        schema.model_validate_json(json.dumps(table, default=str), strict=True)
+    except ValidationError as error:
+        faults = [fault for fault in error.errors() if fault["type"] != "missing"]
+        if faults:
+            raise ConfigError(f"{source}: {_explain(faults, schema=schema, prefix=prefix)}") from error
+
+
 def apply_overrides(table: Mapping[str, Any], *, overrides: Iterable[str], schema: type[Section]) -> dict[str, Any]:
     """A copy of table with each `section.field=value` set; later ones win.
 

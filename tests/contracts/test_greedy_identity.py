@@ -9,6 +9,7 @@ import torch
 
 import paceline
 from fixtures_models import (
+    GreedyPaths,
     adversary,
     bigram_model,
     cycle_table,
@@ -19,8 +20,10 @@ from fixtures_models import (
     tiny_llama,
     tiny_mistral,
 )
+from fixtures_text import tiny_tokenizer
+from fixtures_training import trained_draft
+from paceline.decoding.binding import Draft
 from paceline.decoding.plan import ProposalPlan
-from paceline.drafts._base import LookupDraft
 from paceline.drafts.ngram import Ngram, NgramConfig
 from paceline.targets.generic import Target
 
@@ -30,10 +33,13 @@ MODELS = {
     "llama": tiny_llama,
     "window": tiny_mistral,
 }
-DRAFTS = {"oracle": oracle, "adversary": adversary, "pattern": pattern, "ngram": lambda model: Ngram(NgramConfig())}
+SCRIPTED = {"oracle": oracle, "adversary": adversary, "pattern": pattern}
 PLANS = [ProposalPlan.chain(n) for n in (1, 3, 8)] + [
     ProposalPlan(depth=n, width=3, nodes=2 * n + 1) for n in (1, 3, 8)
 ]
+
+# K14's twenty prompts on F1 and F2; the others, which say the same again, have four.
+TWENTY = {(model, draft) for model in ("cycle", "llama") for draft in (*SCRIPTED, "trained")} | {("bigram", "trained")}
 
 
 def prompts(count: int, *, seed: int = 0) -> list[list[int]]:
@@ -50,26 +56,49 @@ def reference(model: object, prompt: list[int], **options: object) -> list[int]:
 
 @functools.cache
 def target_and_paths(model: str) -> tuple[Target, list[list[int]]]:
-    target = make_target(MODELS[model]())
-    return target, [reference(target.model, prompt, max_new_tokens=20) for prompt in prompts(4)]
+    target = make_target(MODELS[model](), tokenizer=tiny_tokenizer())
+    return target, [reference(target.model, prompt, max_new_tokens=20) for prompt in prompts(20)]
 
 
 @functools.cache
-def drafts_of(model: str, draft: str) -> LookupDraft:
-    return DRAFTS[draft](target_and_paths(model)[0].model)
+def paths_of(model: str) -> GreedyPaths:
+    return GreedyPaths(target_and_paths(model)[0].model)
+
+
+@functools.cache
+def drafts_of(model: str, draft: str) -> Draft:
+    target, expected = target_and_paths(model)
+    if draft == "ngram":
+        return Ngram(NgramConfig())
+    if draft != "trained":
+        return SCRIPTED[draft](target.model, paths=paths_of(model))
+    known = zip(prompts(12), expected, strict=False)  # the last eight prompts are new to the draft
+    return trained_draft(target, [(prompt + path, len(prompt)) for prompt, path in known])
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
-@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("draft", [*SCRIPTED, "ngram", "trained"])
 @pytest.mark.parametrize("model", MODELS)
 def test_greedy_is_identical(model: str, draft: str, plan: ProposalPlan) -> None:
     target, expected = target_and_paths(model)
     made = drafts_of(model, draft)
-    batch = prompts(4)
-    together = paceline.generate(target, batch, draft=made, plan=plan, max_new_tokens=20)
-    assert [row.tokens for row in together.rows] == expected
-    alone = paceline.generate(target, batch[2], draft=made, plan=plan, max_new_tokens=20)
-    assert alone.rows[0].tokens == expected[2]
+    count = 20 if (model, draft) in TWENTY else 4
+    for start in range(0, count, 4):  # batches of four
+        together = paceline.generate(target, prompts(20)[start : start + 4], draft=made, plan=plan, max_new_tokens=20)
+        assert [row.tokens for row in together.rows] == expected[start : start + 4]
+    for index in (2, 5, 15)[: count // 4]:  # alone
+        alone = paceline.generate(target, prompts(20)[index], draft=made, plan=plan, max_new_tokens=20)
+        assert alone.rows[0].tokens == expected[index]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_trained_draft_is_right_now_and_then(model: str) -> None:
+    """A draft that is never accepted, or always, would show nothing."""
+    target, _ = target_and_paths(model)
+    result = paceline.generate(
+        target, prompts(20)[:4], draft=drafts_of(model, "trained"), plan=ProposalPlan.chain(3), max_new_tokens=20
+    )
+    assert 1.5 < result.stats.total.accepted_length <= 4.0
 
 
 def test_pattern_accepts_what_it_says() -> None:

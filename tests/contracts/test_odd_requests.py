@@ -178,3 +178,15 @@ def test_a_plan_that_no_machine_could_hold(size):
 def test_an_engine_that_does_not_exist():
     with pytest.raises(ConfigError, match="compile is 'on'; expected 'auto' or 'off'"):
         Target(tiny_llama(), compile="on")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("draft", [None, Ngram(NgramConfig())])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("bad_words_ids", [[999]]), ("sequence_bias", [[[999], 2.0]]), ("forced_eos_token_id", 999)],
+)
+def test_an_id_that_no_vocabulary_holds_is_one_line_when_its_processor_meets_it(option, value, draft):
+    target = make_target(tiny_llama())
+    with pytest.raises(ConfigError) as caught:
+        paceline.generate(target, prompts(1), draft=draft, max_new_tokens=4, **{option: value})
+    assert "999" in str(caught.value) and "\n" not in str(caught.value)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import paceline
+from fixtures_decoding import new_tokens
 from fixtures_drafts import batch_of, max_difference, random_rows, tiny_eagle3
 from fixtures_models import bigram_model, cycle_table, make_target, tiny_llama
 from paceline.decoding.plan import ProposalPlan
@@ -130,6 +131,7 @@ def test_a_draft_trained_on_the_cycle_is_always_accepted() -> None:
     assert accuracies == [1.0] * 4
     result = paceline.generate(target, [4, 5, 6], draft=draft, plan=ProposalPlan.chain(4), max_new_tokens=41)
     assert result.stats.total.accepted_length == 5.0
+    assert result.rows[0].tokens == new_tokens(target.model, [4, 5, 6], max_new_tokens=41)
     random = paceline.generate(
         make_target(tiny_llama(seed=5, layers=3, hidden_size=64)), [4, 5, 6], draft=draft, plan=ProposalPlan.chain(4),
         max_new_tokens=40,

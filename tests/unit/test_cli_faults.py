@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from io import FileIO
+from io import BytesIO, FileIO, TextIOWrapper
 
 import pytest
 import torch
@@ -261,3 +261,14 @@ def test_ctrl_c_during_work_is_one_line_with_130(name, file, said, tmp_path, rec
     line = [each for each in error.splitlines() if each.startswith("paceline: ")]
     assert len(line) == 1 and re.search(said, line[0]), error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_bytes_that_are_no_text_on_standard_input_are_told_by_their_encoding(errors, target, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"\xff\xfe"), encoding="utf-8", errors=errors))
+    said = "standard input is not text in utf-8"
+    one_line(capsys, said, arguments=["generate", "-", "--target", target])
+
+
+def test_a_prompt_that_is_no_text_is_told_so(target, capsys):
+    one_line(capsys, "PROMPT is not text in utf-8", arguments=["generate", "\udcff", "--target", target])

@@ -11,6 +11,7 @@ from fixtures_training import RECIPE, write_rows
 from paceline.cli.__main__ import MISTAKE, run
 from paceline.cli.capture import parse_size
 from paceline.errors import ConfigError
+from paceline.store.checkpoint import load_draft
 from paceline.store.files import Claim
 
 
@@ -117,3 +118,21 @@ def test_a_second_training_into_one_folder_is_refused(tmp_path, recipe, capsys):
     assert f"another process writes to {out}; wait for it, or choose another --out" in capsys.readouterr().err
     assert not list(out.iterdir())
     assert run(["train", str(recipe), "--out", str(out), "-s", "training.steps=2"]) == 0
+
+
+def test_a_run_with_another_vocabulary_is_refused_by_name_and_gets_its_own_map_elsewhere(tmp_path, recipe, capsys):
+    out, other = tmp_path / "out", tmp_path / "other"
+    wide = ["train", str(recipe), "-s", "training.steps=2", "-s", "draft.vocab_size=24", "--out"]
+    assert run(["train", str(recipe), "-s", "training.steps=2", "-s", "draft.vocab_size=16", "--out", str(out)]) == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for more, complaint in (([], f"{out} holds a run already"), (["--resume"], "another draft.vocab_size: 16, now 24")):
+        capsys.readouterr()
+        assert run([*wide, str(out), *more]) == MISTAKE
+        error = capsys.readouterr().err
+        assert complaint in error and str(out) in error and error.count("\n") == 1
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert run([*wide, str(other)]) == 0
+    narrow, map_ = (load_draft(folder / "last").draft.vocab for folder in (out, other))
+    assert (narrow.size, map_.size) == (16, 24)
+    assert set(narrow.ids.tolist()) < set(map_.ids.tolist()) and bool((map_.ids.diff() > 0).all())
+    assert set(tiny_tokenizer().all_special_ids) <= set(map_.ids.tolist())

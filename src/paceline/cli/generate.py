@@ -36,14 +36,12 @@ def generate(
     ] = ("auto"),
 ) -> None:
     """Decode one prompt and stream the answer; a draft changes the speed and not one token."""
-    import sys
-
     from rich.console import Console
 
     from paceline.cli._generation import open_target_and_draft, stream
 
     console = Console(highlight=False, soft_wrap=True)
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _text(prompt)
     opened, drafting = open_target_and_draft(
         target, draft, plan=plan, dtype=dtype, device=device, compile_=compile_, threads=threads
     )
@@ -56,6 +54,21 @@ def generate(
         options["stop_strings"] = stop
     messages = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": text}]
     stream(console, opened, drafting, text if raw else messages, plan=plan, seed=seed, options=options, show=show_draft)
+
+
+def _text(prompt: str) -> str:
+    """The prompt, or what standard input holds for `-`.  Raises ConfigError for bytes that are no text."""
+    import sys
+
+    from paceline.errors import ConfigError
+
+    try:
+        text = sys.stdin.read() if prompt == "-" else prompt
+        text.encode("utf-8")  # where Python lets bytes that it cannot read through, it keeps them as lone surrogates
+    except UnicodeError:
+        source, encoding = ("standard input", sys.stdin.encoding) if prompt == "-" else ("PROMPT", "utf-8")
+        raise ConfigError(f"{source} is not text in {encoding}; expected {encoding}, such as from iconv") from None
+    return text
 
 
 PLUGIN = Command(run=generate, group="Use", order=10)

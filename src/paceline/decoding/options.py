@@ -7,7 +7,8 @@ neither drafts nor trees.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
@@ -222,11 +223,18 @@ def capture(model: Any, ids: Tensor, *, options: GenerationOptions) -> Captured:
         caught.append(captured)
         return input_ids
 
-    try:
+    with _one_line():
         model.generate(ids, attention_mask=mask, custom_generate=catch, **options)
-    except ValueError as error:
-        raise ConfigError(" ".join(str(error).split())) from None
     return caught[0]
+
+
+@contextmanager
+def _one_line() -> Generator[None, None, None]:
+    """What transformers says about an option, when it prepares it or applies it, as one line of ours."""
+    try:
+        yield
+    except (ValueError, IndexError) as error:
+        raise ConfigError(" ".join(str(error).split())) from error
 
 
 def with_stop_strings(options: GenerationOptions, *, model: Any, tokenizer: Any) -> GenerationOptions:
@@ -287,7 +295,8 @@ def row_process(processors: LogitsProcessorList, *, place: Place, device: torch.
     def process(ids: list[int], logits: Tensor) -> Tensor:
         scores = logits.to(device, torch.float32)[None].repeat(copies, 1)
         shown = cast("torch.LongTensor", place.ids(ids, copies=copies, device=device))
-        return place.own(processors(shown, cast("torch.FloatTensor", scores)))
+        with _one_line():
+            return place.own(processors(shown, cast("torch.FloatTensor", scores)))
 
     return process
 

@@ -35,11 +35,15 @@ def facts_of(model: Any, tokenizer: Any = None) -> TargetFacts:
 
 
 def _rope(values: dict[str, Any]) -> dict[str, object]:
-    """Rotary settings; of a family with one entry for each kind of layer, those of the layers with full attention."""
+    """Rotary settings; of a family with one entry for each kind of layer, those of the layers with full attention.
+
+    An entry of a kind that no layer has is a default that nothing uses, and counts only where no other is left.
+    """
     found: dict[str, Any] = {key: values[key] for key in SETTINGS if values.get(key) is not None}
     entries: dict[str, Any] = found.get("rope_parameters") or {}
     kinds = {kind: entry for kind, entry in entries.items() if isinstance(entry, dict)}
     if kinds:
+        kinds = {kind: kinds[kind] for kind in kinds if kind in (values.get("layer_types") or kinds)} or kinds
         found["rope_parameters"] = kinds.get("full_attention") or next(iter(kinds.values()))
         found.pop("rope_theta", None)  # where it is kept beside the entries it belongs to one kind of layer only
     return found

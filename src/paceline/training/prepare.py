@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.config import Recipe, parse_section
+from paceline.config import Recipe, check_options, parse_section
 from paceline.data.chat import ChatFormat
 from paceline.data.examples import Example, ExampleSet, build_examples, count_supervised
 from paceline.data.rows import Reading, read_rows
@@ -25,7 +25,7 @@ from paceline.store.fingerprint import identify_target
 from paceline.store.hub import load_target
 from paceline.targets._facts import facts_of
 from paceline.targets.generic import Target
-from paceline.training.objectives._base import Objective, ObjectivePlugin
+from paceline.training.objectives._base import Objective, ObjectiveConfig, ObjectivePlugin
 from paceline.training.plan import RunPlan, hold_out
 from paceline.training.sources import target_states
 
@@ -62,7 +62,8 @@ class Job:
 
 
 def recipe_target(recipe: Recipe, *, device: str) -> Target:
-    """The target that a recipe names.  Raises TargetError or ConfigError."""
+    """The target that a recipe names, loaded once its plug-ins are known.  Raises TargetError or ConfigError."""
+    check_plugins(recipe)
     section = recipe.target
     return load_target(
         section.name,
@@ -73,20 +74,29 @@ def recipe_target(recipe: Recipe, *, device: str) -> Target:
     )
 
 
+def check_plugins(recipe: Recipe) -> None:
+    """Refuse, before a target is loaded, plug-ins that are not there and options that they do not have.
+
+    What depends on the target, such as the layers that a draft may read, is for `prepare` to refuse.
+    Raises ConfigError.
+    """
+    draft = _draft_plugin(recipe)
+    check_options(draft.config, table=recipe.draft.options, source=recipe.draft.name, prefix=("draft", "options"))
+    _objective(recipe)
+
+
 def prepare(recipe: Recipe, *, target: Target, init_from: Path | None = None, say: Say = print) -> Job:
     """Everything that happens before the first step.
 
     init_from: a draft's folder whose weights and vocabulary the run starts from.
     Raises ConfigError, DataError or CheckpointError, one line each.
     """
+    check_plugins(recipe)
     chat = chat_format(recipe, target)
     examples = read_examples(recipe, target=target, chat=chat, say=say)
     draft, info = _first_draft(recipe, target=target, chat=chat, examples=examples.train, init_from=init_from, say=say)
     target.set_taps(draft.taps)
-    plugin: ObjectivePlugin = load_plugin("training.objectives", name=recipe.objective.name, kind=ObjectivePlugin)
-    options = parse_section(
-        plugin.config, table=recipe.objective.options, source="the recipe", prefix=("objective", "options")
-    )
+    plugin, options = _objective(recipe)
     return Job(recipe, target, examples, draft, info, plugin.build(options, draft))
 
 
@@ -162,6 +172,20 @@ def _build(
     return built
 
 
+def _draft_plugin(recipe: Recipe) -> DraftPlugin:
+    plugin: DraftPlugin = load_plugin("drafts", name=recipe.draft.name, kind=DraftPlugin)
+    if not plugin.has_weights:
+        raise ConfigError(f"draft.name is {recipe.draft.name}, which has no weights to train; expected eagle3")
+    return plugin
+
+
+def _objective(recipe: Recipe) -> tuple[ObjectivePlugin, ObjectiveConfig]:
+    """The objective's plug-in and its options, parsed."""
+    plugin: ObjectivePlugin = load_plugin("training.objectives", name=recipe.objective.name, kind=ObjectivePlugin)
+    table = recipe.objective.options
+    return plugin, parse_section(plugin.config, table=table, source="the recipe", prefix=("objective", "options"))
+
+
 def _first_rows(examples: Sequence[Example], count: int) -> tuple[Example, ...]:
     return tuple(sorted(examples, key=lambda example: example.digest)[:count])
 
@@ -184,10 +208,7 @@ def _first_draft(
     init_from: Path | None,
     say: Say,
 ) -> tuple[SequentialDraft, DraftInfo]:
-    facts = facts_of(target.model, target.tokenizer)
-    plugin: DraftPlugin = load_plugin("drafts", name=recipe.draft.name, kind=DraftPlugin)
-    if not plugin.has_weights:
-        raise ConfigError(f"draft.name is {recipe.draft.name}, which has no weights to train; expected eagle3")
+    facts, plugin = facts_of(target.model, target.tokenizer), _draft_plugin(recipe)
     config = plugin.configure(facts, _draft_options(recipe, plugin=plugin, facts=facts))
     identity = identify_target(target)
     notes = {"max_length": recipe.data.max_length}
