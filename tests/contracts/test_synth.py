@@ -17,7 +17,8 @@ import torch
 import paceline
 from fixtures_models import make_target, tiny_llama
 from fixtures_text import tiny_tokenizer
-from paceline.data.synth import SynthOptions, finish_prompt, load_seeds, make_job
+from paceline.data.answering import SynthOptions
+from paceline.data.synth import finish_prompt, load_seeds, make_job
 from paceline.data.synth_run import run_synth
 from paceline.decoding.continuous import ContinuousBatch, Request, sample_rows
 from paceline.errors import DataError

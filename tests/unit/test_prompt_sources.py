@@ -2,12 +2,17 @@
 
 import json
 import sys
-from types import SimpleNamespace
 
 import pytest
 
-from paceline.data.prompt_sources import read_prompts
+from fixtures_hub import fake_datasets
+from paceline.data.prompt_sources import PromptReading, open_sources
+from paceline.data.prompt_sources import read_prompts as read_source
 from paceline.errors import ConfigError, DataError
+
+
+def read_prompts(source, *, limit: int | None = None) -> PromptReading:
+    return read_source(*open_sources([source]), limit=limit)
 
 
 def test_a_prompt_ends_at_the_first_user_turn(tmp_path):
@@ -18,31 +23,50 @@ def test_a_prompt_ends_at_the_first_user_turn(tmp_path):
     reading = read_prompts(path)
     first, second = reading.prompts
     assert (first.messages, first.follow_ups, first.category) == ((system, user), ("c",), "x")
-    assert (second.messages, second.follow_ups, second.source) == ((user,), ("c",), f"{path}:2")
-    assert [skip.source for skip in reading.skips] == [f"{path}:3"]
+    assert (second.messages, second.follow_ups, second.source) == ((user,), ("c",), "rows.jsonl:2")
+    assert [skip.source for skip in reading.skips] == ["rows.jsonl:3"]
     assert len(read_prompts(path, limit=1).prompts) == 1
 
 
 def test_hub_rows_obey_the_same_rules(monkeypatch):
-    asked = {}
-
-    def load_dataset(name, config, **options):
-        asked.update(options, name=name, config=config)
-        return iter([{"question": "a", "category": "x"}, {"question": None}, {"question": "b"}])
-
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    records = [{"question": "a", "category": "x"}, {"question": None}, {"question": "b"}]
+    asked = fake_datasets(monkeypatch, records)
     reading = read_prompts("hub:me/set?split=test&column=question&config=main")
-    assert asked == {"name": "me/set", "config": "main", "split": "test", "revision": None, "streaming": True}
+    assert asked == {"name": "me/set", "config": "main", "split": "test", "revision": "c0ffee", "streaming": True}
+    label = "hub:me/set?column=question&config=main&split=test"
     assert [(prompt.messages[0]["content"], prompt.source) for prompt in reading.prompts] == [
-        ("a", "hub:me/set:1"),
-        ("b", "hub:me/set:3"),
+        ("a", f"{label}:1"),
+        ("b", f"{label}:3"),
     ]
-    assert [skip.source for skip in reading.skips] == ["hub:me/set:2"]
+    assert [skip.source for skip in reading.skips] == [f"{label}:2"]
     assert len(read_prompts("hub:me/set?column=question", limit=1).prompts) == 1
     with pytest.raises(DataError, match=r"no column answer.*column="):
         read_prompts("hub:me/set?column=answer")
     with pytest.raises(ConfigError, match="unknown slit"):
         read_prompts("hub:me/set?slit=test")
+    with pytest.raises(ConfigError, match="'//me/set' is no name"):
+        read_prompts("hub://me/set")
+    with pytest.raises(DataError, match=r"no column messages, conversations, turns, prompt: found category, question"):
+        read_prompts("hub:me/set")
+    with pytest.raises(DataError, match=r"hub:me/set\?column=question is given twice"):
+        open_sources(["hub:me/set?column=question"] * 2)
+
+
+def test_a_data_set_is_read_at_the_commit_that_identifies_it(monkeypatch):
+    asked = fake_datasets(monkeypatch, [{"prompt": "a", "made": object()}])
+    (newest,) = open_sources(["hub:me/set"])
+    (pinned,) = open_sources(["hub:me/set?revision=beef"])
+    assert (newest.label, newest.digest) == ("hub:me/set", "c0ffee")
+    assert (pinned.label, pinned.digest) == ("hub:me/set", "beef")
+    assert read_source(pinned).prompts[0].messages[0]["content"] == "a"
+    assert asked["revision"] == "beef"
+
+
+def test_a_turn_that_json_cannot_hold_is_skipped(monkeypatch):
+    turn = {"role": "user", "content": "a"}
+    fake_datasets(monkeypatch, [{"messages": [turn]}, {"messages": [{**turn, "at": object()}]}])
+    reading = read_prompts("hub:me/set")
+    assert len(reading.prompts) == 1 and reading.skips[0].reason.startswith("not JSON: ")
 
 
 def test_without_the_package_one_line_says_what_to_install(monkeypatch):
@@ -52,9 +76,11 @@ def test_without_the_package_one_line_says_what_to_install(monkeypatch):
 
 
 def test_an_unreachable_hub_is_one_line(monkeypatch):
-    def load_dataset(*_, **__):
+    def refuse(*_, **__):
         raise ConnectionError("no route\nto host")
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    with pytest.raises(DataError, match="cannot read hub:me/set: no route; check"):
-        read_prompts("hub:me/set")
+    for missing in ("load_dataset", "load_dataset_builder"):
+        fake_datasets(monkeypatch, [])
+        monkeypatch.setattr(sys.modules["datasets"], missing, refuse)
+        with pytest.raises(DataError, match="cannot read hub:me/set: no route; check"):
+            read_prompts("hub:me/set")

@@ -48,9 +48,12 @@ class TargetOptions:
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """Which prompts, and how the target is served them.  turns: first or all.  template: KEY=VALUE pairs."""
+    """Which prompts, and how the target is served them.
 
-    files: tuple[Path, ...]
+    files: paths, or addresses of Hub sets.  turns: first or all.  template: KEY=VALUE pairs.
+    """
+
+    files: tuple[str, ...]
     per_file: int
     turns: str
     thinking: bool | None

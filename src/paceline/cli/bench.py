@@ -18,18 +18,23 @@ def bench(
     target: Annotated[str, typer.Option("--target", "-t", help="Target: a name, a folder or a Hub id.")],
     draft: Annotated[str, typer.Option("--draft", "-d", help="Draft: its folder, ngram, or none for plain only.")],
     workload: Annotated[
-        list[Path],
-        typer.Option("--workload", "-w", metavar="FILE", help="Prompt files (JSONL); several may follow."),
+        list[str],
+        typer.Option(
+            "--workload",
+            "-w",
+            metavar="FILE|hub:NAME",
+            help="Prompts: JSONL, or a Hub set as hub:OWNER/NAME?split=..&column=.. (quote it); several may follow.",
+        ),
     ],
     out: Annotated[
         list[Path], typer.Option("--out", "-o", metavar="FILE", help="The record; once, or once for each --plan.")
     ],
-    more: Annotated[list[Path] | None, typer.Argument(help="Further workload files.", metavar="FILE")] = None,
+    more: Annotated[list[str] | None, typer.Argument(help="Further workloads.", metavar="FILE|hub:NAME")] = None,
     plan: Annotated[
         list[str] | None,
         typer.Option("--plan", "-p", metavar="PLAN", help="chain:5 (default) or tree:DEPTHxWIDTH:NODES; repeatable."),
     ] = None,
-    prompts_per_file: Annotated[int, typer.Option(min=1, help="First prompts of each file.")] = 40,
+    prompts_per_file: Annotated[int, typer.Option(min=1, help="First prompts of each file or Hub set.")] = 40,
     turns: Annotated[
         str, typer.Option(help="first, or all: follow-ups too, after the target's own answers.")
     ] = "first",

@@ -38,7 +38,7 @@ Message = dict[str, Any]
 
 _KINDS = ("messages", "conversations", "turns")
 _PROMPT = "prompt"  # read only where there is none of them
-SPELLINGS = ", ".join((*_KINDS, _PROMPT))
+SPELLINGS = (*_KINDS, _PROMPT)
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _SHAREGPT = {
     "system": "system",
@@ -94,8 +94,22 @@ class Reading:
 
 def tally(skips: Iterable[Skip]) -> str:
     """' (3 x kind, 1 x other kind)', the most frequent first; '' without skips."""
-    counts = Counter(skip.reason.split(":", 1)[0] for skip in skips)
+    counts = Counter(reason_kind(skip.reason) for skip in skips)
     return f" ({', '.join(f'{n} x {kind}' for kind, n in counts.most_common())})" if counts else ""
+
+
+def reason_kind(reason: str) -> str:
+    """What reasons are counted by: "kind: detail" -> "kind"."""
+    return reason.split(":", 1)[0]
+
+
+def no_usable_row(names: str, skips: Sequence[Skip]) -> DataError:
+    """The error to raise when of `names` every row was skipped."""
+    first = f"; first: {skips[0].source}: {skips[0].reason}" if skips else ""
+    return DataError(
+        f"no usable row in {names}: {len(skips)} skipped{tally(skips)}{first}; "
+        f"expected one JSON object per line with one of {', '.join(SPELLINGS)}"
+    )
 
 
 def read_rows(paths: Path | str | Sequence[Path | str], *, limit: int | None = None) -> Reading:
@@ -115,12 +129,7 @@ def read_rows(paths: Path | str | Sequence[Path | str], *, limit: int | None = N
             else:
                 skips.append(entry)
     if not rows and limit != 0:
-        first = f"; first: {skips[0].source}: {skips[0].reason}" if skips else ""
-        names = ", ".join(str(path) for path in files)
-        raise DataError(
-            f"no usable row in {names}: {len(skips)} skipped{tally(skips)}{first}; "
-            f"expected one JSON object per line with one of {SPELLINGS}"
-        )
+        raise no_usable_row(", ".join(str(path) for path in files), skips)
     return Reading(rows=tuple(rows), skips=tuple(skips))
 
 
@@ -172,7 +181,7 @@ def _conversation(record: dict[str, Any]) -> tuple[str, list[object]]:
         keys = ", ".join(found) if found else ", ".join(sorted(map(str, record))[:6]) or "nothing"
         if _PROMPT in record and not found:
             keys = f"{_PROMPT}, which is {_kind(record[_PROMPT])} and not text"
-        raise DataError(f"expected exactly one of {SPELLINGS}: found {keys}")
+        raise DataError(f"expected exactly one of {', '.join(SPELLINGS)}: found {keys}")
     entries = record[found[0]]
     if not isinstance(entries, list) or not entries:
         raise DataError(f"empty conversation: {found[0]} is {_kind(entries)}")

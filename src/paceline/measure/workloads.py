@@ -1,4 +1,4 @@
-"""Named prompt sets: files of conversations, the first few of each, as the target is served them.
+"""Named prompt sets: files or Hub sets of conversations, the first few of each, as the target is served them.
 
 It knows files and chat templates, not what is measured on them.  A follow-up turn is asked after the target's own
 answers, so its prompt exists only once those are decoded.
@@ -13,16 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.data.prompt_sources import Prompt, read_prompts
-from paceline.errors import DataError
-from paceline.store.manifest import file_digests
+from paceline.data.prompt_sources import Prompt, open_sources, read_prompts, row_number
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """One prompt and its follow-ups.
 
-    number: its place in the workload.  file: label of its file.  line: where it stands there.
+    number: its place in the workload.  file: label of its source.  line: where it stands there.
     """
 
     number: int
@@ -33,9 +31,10 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Conversations of one or more files, in order.
+    """Conversations of one or more sources, in order.
 
-    files: label -> SHA-256 of the whole file.  skipped: "file:line: reason" of lines that gave no prompt.
+    files: label of a source -> SHA-256 of the whole file, or commit of the data set.
+    skipped: "file:line: reason" of lines that gave no prompt.
     """
 
     conversations: tuple[Conversation, ...]
@@ -48,20 +47,20 @@ class Workload:
         return len(self.conversations) + len(self.skipped)
 
 
-def load_workload(paths: Sequence[Path], *, prompts_per_file: int) -> Workload:
-    """The first prompts of each file.  Raises DataError: a file that is missing, given twice, or without a prompt."""
-    twice = sorted({path.name for path in paths if list(paths).count(path) > 1})
-    if twice:
-        raise DataError(f"{twice[0]} is given twice; name each workload file once")
-    readings = [read_prompts(path, limit=prompts_per_file) for path in paths]
-    files = file_digests(paths)
+def load_workload(sources: Sequence[Path | str], *, prompts_per_file: int) -> Workload:
+    """The first prompts of each file or Hub source.
+
+    Raises DataError: a source that is missing, given twice, or without a prompt; ConfigError as `open_sources`.
+    """
+    opened = open_sources(sources)
     conversations: list[Conversation] = []
     skipped: list[str] = []
-    for label, reading in zip(files, readings, strict=True):
+    for source in opened:
+        reading = read_prompts(source, limit=prompts_per_file)
         for prompt in reading.prompts:
-            conversations.append(Conversation(len(conversations), label, _line(prompt.source), prompt))
-        skipped += [f"{label}:{_line(skip.source)}: {skip.reason}" for skip in reading.skips]
-    return Workload(tuple(conversations), files, tuple(skipped))
+            conversations.append(Conversation(len(conversations), source.label, row_number(prompt.source), prompt))
+        skipped += [f"{skip.source}: {skip.reason}" for skip in reading.skips]
+    return Workload(tuple(conversations), {source.label: source.digest for source in opened}, tuple(skipped))
 
 
 def with_answers(prompt: Prompt, answers: Sequence[str]) -> tuple[dict[str, Any], ...]:
@@ -80,8 +79,3 @@ def ids_digest(ids: Sequence[int]) -> str:
 def combined_digest(digests: Iterable[str]) -> str:
     """SHA-256 (hex) of prompts' digests, in order."""
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
-
-
-def _line(source: str) -> int:
-    """The line number at the end of "folder/file:line"; folders are left behind."""
-    return int(source.rpartition(":")[2])
