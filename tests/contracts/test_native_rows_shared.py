@@ -17,6 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fixtures_native import family, half, steps
 from paceline.targets import _native
+from paceline.targets._transformers import cache_argument
 from paceline.targets.generic import Target
 
 
@@ -54,7 +55,7 @@ def padded(model: Any) -> list[Tensor]:
     tokens = torch.arange(12).view(2, 6)
     with torch.no_grad():
         first = model(tokens[:1], use_cache=True)
-        after = model(tokens[1:, :1], past_key_values=first.past_key_values)
+        after = model(tokens[1:, :1], **{cache_argument(model): first.past_key_values})
         return [model(tokens, attention_mask=mask).logits, first.logits, after.logits]
 
 
