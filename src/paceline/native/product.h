@@ -9,6 +9,7 @@
 constexpr int BLOCK = 24;       // outputs whose weights stay in the second-level cache while all rows pass
 constexpr int DEPTH = 768;      // most inputs at once, so that eight rows stay in the first-level cache
 constexpr int ROWS = MANY ? 8 : 4;
+constexpr int NEAR = 128;       // how many inputs ahead weights are asked into the first-level cache
 // Outputs computed together for R rows: R * tile(R) sums in registers; each divides BLOCK.
 constexpr int tile(int R) {
   return MANY ? (R <= 3 ? 8 : R == 4 ? 6 : R <= 6 ? 4 : 3) : (R == 1 ? 8 : R == 2 ? 6 : R == 3 ? 4 : 3);
@@ -17,14 +18,24 @@ constexpr int tile(int R) {
 // Rows of weights to ask the memory for meanwhile: `count` of them, `step` floats apart.
 struct Ahead { const float* at; int64_t step; int count; };
 
+// Ask the first-level cache for weights that the tile, or the one after it, multiplies NEAR inputs later.  Where
+// multiplications wait for the second level they fill the processor's queue, and what asks the memory for the next block
+// waits behind them: reading and arithmetic then add up instead of overlapping (six rows of a 135 M model: 20.4 ms instead of 18.7).
+template <int N> static inline void ask_near(const float* w, int64_t ldw, int64_t depth, int64_t k) {
+  const int64_t at = k + NEAR < depth ? k + NEAR : k + NEAR - depth + N * ldw;
+  UNROLL for (int j = 0; j < N; j++) __builtin_prefetch(w + j * ldw + at, 0, 3);
+}
+
 // out[r * N + j] = sum over k of x[r, k] * w[j, k].
 template <int R, int N>
 static inline void dots(const float* x, int64_t ldx, const float* w, int64_t ldw, int64_t depth, float* out, Ahead ahead) {
   vec acc[R * N];
   UNROLL for (int i = 0; i < R * N; i++) acc[i] = vec{};
   for (int64_t k = 0; k < depth; k += W) {
-    if (W == 16 || k % 16 == 0)
+    if (W == 16 || k % 16 == 0) {
+      if constexpr (R > 1) ask_near<N>(w, ldw, depth, k);
       for (int j = 0; j < ahead.count; j++) __builtin_prefetch(ahead.at + j * ahead.step + k, 0, 2);
+    }
     if constexpr (R <= N) {  // the fewer stay in registers while the others pass
       vec a[R];
       UNROLL for (int r = 0; r < R; r++) a[r] = fetch(x + r * ldx + k);
