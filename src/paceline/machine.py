@@ -108,9 +108,7 @@ def cpu_times() -> CpuTimes | None:
     listing = Path("/proc/stat")
     if not listing.is_file():
         return None
-    whole = listing.read_text("ascii").partition("\n")[
-        0
-    ]  # cpu user nice system idle iowait irq softirq steal guest ...
+    whole, _, _ = listing.read_text("ascii").partition("\n")  # cpu user nice system idle iowait irq softirq steal ...
     figures = [int(part) for part in whole.split()[1:9] if part.isdigit()]
     if len(figures) < 5:  # some containers show another table, or an empty one
         return None

@@ -6,15 +6,14 @@ business of `data.synth` (the target's own) and `data.given` (somebody's); nothi
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Set
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from paceline.data.chat import ChatFormat
 from paceline.data.rows import Message, reason_kind
 from paceline.decoding.continuous import ContinuousBatch, Finished, Request
 from paceline.targets.generic import Target
@@ -22,7 +21,7 @@ from paceline.targets.generic import Target
 
 @dataclass(frozen=True, slots=True)
 class SynthOptions:
-    """How rows are written; the fingerprint of a run is the digest of this record.
+    """How rows are written; all but the number of slots decides what they are, and stands in synth.json.
 
     sampled_share: share of answers that are sampled at answer_temperature; the others are greedy.
     """
@@ -36,11 +35,6 @@ class SynthOptions:
     answer_temperature: float = 0.8
     top_k: int = 50
     slots: int = 64
-
-    def digest(self) -> str:
-        """Short sha256 of all settings that decide what is written (the number of slots does not)."""
-        settings = {key: value for key, value in asdict(self).items() if key != "slots"}
-        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
     def dice(self, index: int) -> random.Random:
         """What decides about row `index`."""
@@ -76,7 +70,7 @@ class Answering(ABC):
         self, target: Target, *, options: SynthOptions, capacity: int, on_drop: Callable[[dict[str, Any]], None]
     ) -> None:
         self.target, self.options, self.capacity, self.on_drop = target, options, capacity, on_drop
-        self.tokenizer = target.tokenizer
+        self.tokenizer, self.chat = target.tokenizer, ChatFormat(target.tokenizer)
         self.dropped: Counter[str] = Counter()
         self.seen: set[str] = set()
         self.jobs: dict[int, Job] = {}

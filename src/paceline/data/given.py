@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 from paceline.data.answering import Answering, Job, SynthOptions
-from paceline.data.chat import ChatFormat
 from paceline.data.prompt_sources import Prompt, Source
 from paceline.data.rows import Message, Skip
 from paceline.decoding.continuous import Request
@@ -36,7 +35,7 @@ class Given(Answering):
         super().__init__(
             target, options=options, capacity=options.max_prompt_tokens + options.max_answer_tokens, on_drop=on_drop
         )
-        self.sources, self.chat = sources, ChatFormat(target.tokenizer)
+        self.sources = sources
 
     def key(self, messages: list[Message]) -> str:
         """The whole prompt: one question under two system turns is two prompts."""

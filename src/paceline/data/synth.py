@@ -130,8 +130,7 @@ class Synth(Answering):
             self._refuse_hopeless()
             del self.jobs[job.index]
             return None
-        ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
-        return self.answer_request(job, messages, ids=ids)
+        return self.answer_request(job, messages, ids=self.chat.prompt_ids(messages))
 
     def _prompt_request(self, index: int) -> Request:
         job = make_job(index, options=self.options, categories=self.categories)

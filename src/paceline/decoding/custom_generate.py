@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from paceline.decoding import options as opt
@@ -49,7 +49,7 @@ class CustomGenerate:
     @property
     def __signature__(self) -> inspect.Signature:
         """What `generate` asks a custom method for, to learn its arguments; the tokenizer is saved on this occasion."""
-        _keep_tokenizer()
+        tf.keep_tokenizer()
         return inspect.signature(self.__call__)
 
     def __call__(
@@ -86,21 +86,6 @@ class CustomGenerate:
             streamer.end()
         self.stats = loop.stats
         return _output(rows, captured)
-
-
-def _keep_tokenizer() -> None:
-    """Put back the tokenizer that `generate` takes out of its arguments, and drops before it needs it for stop strings.
-
-    4.57 to 5.24: `_extract_generation_mode_kwargs` first takes it out of `kwargs`, then asks for the signature of the
-    custom method and looks up in `kwargs` what is named there.  Nothing happens when anybody else asks.
-    """
-    sorts = vars(GenerationMixin).get("_extract_generation_mode_kwargs")
-    frame = inspect.currentframe()
-    while frame is not None and (sorts is None or frame.f_code is not sorts.__code__):
-        frame = frame.f_back
-    if frame is not None:
-        taken, left = frame.f_locals["generation_mode_kwargs"], frame.f_locals["kwargs"]
-        left.update({name: value for name, value in taken.items() if name == "tokenizer"})
 
 
 def _fresh_seed(config: GenerationConfig) -> int:

@@ -20,7 +20,8 @@ struct Ahead { const float* at; int64_t step; int count; };
 
 // Ask the first-level cache for weights that the tile, or the one after it, multiplies NEAR inputs later.  Where
 // multiplications wait for the second level they fill the processor's queue, and what asks the memory for the next block
-// waits behind them: reading and arithmetic then add up instead of overlapping (six rows of a 135 M model: 20.4 ms instead of 18.7).
+// waits behind them: reading and arithmetic then add up instead of overlapping (six rows of a 135 M model: 20.4 ms
+// instead of 18.7).
 template <int N> static inline void ask_near(const float* w, int64_t ldw, int64_t depth, int64_t k) {
   const int64_t at = k + NEAR < depth ? k + NEAR : k + NEAR - depth + N * ldw;
   UNROLL for (int j = 0; j < N; j++) __builtin_prefetch(w + j * ldw + at, 0, 3);

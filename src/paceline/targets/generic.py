@@ -184,7 +184,7 @@ class Target:
             except _native.Unavailable as reason:  # the model was changed since
                 self._native = None
                 _native.say_eager(self.name, reason)
-        if tokens.shape[1] == 1 and bool(mask.all()) and self._attends_rows():
+        if tokens.shape[1] == 1 and self._attends_rows() and bool(mask.all()):
             try:
                 return self._score_eager(
                     cache, tokens, mask=mask, depths=depths, logit_rows=logit_rows, rows=self._rows
