@@ -139,7 +139,7 @@ def test_prompts_are_trained_on_when_asked_with_the_states_that_lie_there(tmp_pa
     captured(rows, tmp_path / "features", target)
     changes = (f"data.features={tmp_path / 'features'}", "data.supervise=all")
     jobs = [prepare(recipe_of(rows, *some), target=target, say=lambda text: None) for some in ((), changes)]
-    answers, everything = (job.lessons for job in jobs)
+    answers, everything = (job.lessons() for job in jobs)
     assert [example.digest for example in answers] == [example.digest for example in everything]
     assert all(example.num_supervised == len(example.ids) for example in everything)
     assert not any(example.mask.all() for example in answers)

@@ -64,7 +64,7 @@ class _Steps:
         self._training = job.recipe.training
         is_bf16 = self._training.precision == "bf16"
         self._draft = job.draft.to(dtype=torch.float32).train()
-        self._examples = job.lessons
+        self._examples = job.lessons()
         self._source = feature_source(job, device=job.target.device, is_bf16=is_bf16)
         self._optimizers = Optimizers(self._draft, self._training)
         view = FrozenTarget(job.target)

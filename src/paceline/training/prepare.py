@@ -45,19 +45,20 @@ class Examples:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run that can begin.
-
-    lessons: the training examples with what the recipe supervises in them; validation is always by answers.
-    draft: with its first weights.  info: what its folder will say.
-    """
+    """A run that can begin.  draft: with its first weights.  info: what its folder will say."""
 
     recipe: Recipe
     target: Target
     examples: Examples
-    lessons: tuple[Example, ...]
     draft: SequentialDraft
     info: DraftInfo
     objective: Objective
+
+    def lessons(self) -> tuple[Example, ...]:
+        """The training examples with what the recipe supervises in them; validation is always by answers."""
+        if self.recipe.data.supervise == "answers":
+            return self.examples.train
+        return tuple(example.supervise_all() for example in self.examples.train)
 
 
 def recipe_target(recipe: Recipe, *, device: str) -> Target:
@@ -96,9 +97,7 @@ def prepare(recipe: Recipe, *, target: Target, init_from: Path | None = None, sa
     draft, info = _first_draft(recipe, target=target, chat=chat, examples=examples.train, init_from=init_from, say=say)
     target.set_taps(draft.taps)
     plugin, options = _objective(recipe)
-    is_all = recipe.data.supervise == "all"
-    lessons = tuple(example.supervise_all() for example in examples.train) if is_all else examples.train
-    return Job(recipe, target, examples, lessons, draft, info, plugin.build(options, draft))
+    return Job(recipe, target, examples, draft, info, plugin.build(options, draft))
 
 
 def chat_format(recipe: Recipe, target: Target) -> ChatFormat:
@@ -133,7 +132,7 @@ def read_examples(recipe: Recipe, *, target: Target, chat: ChatFormat, say: Say)
 
 def describe_run(plan: RunPlan, job: Job) -> list[str]:
     """What a person should know before the first step, warnings last."""
-    train, training = job.lessons, job.recipe.training
+    train, training = job.lessons(), job.recipe.training
     supervised = sum(example.num_supervised for example in train)
     lines = [
         f"run: {len(train)} examples, {sum(plan.lengths)} tokens per epoch, {supervised} of them supervised; "

@@ -112,7 +112,8 @@ class Trainer:
         self.training = job.recipe.training
         self._say = say
         self.draft: SequentialDraft = job.draft.to(device=accelerator.device, dtype=torch.float32).train()
-        lengths = tuple(len(example.ids) for example in job.lessons)
+        self._lessons = job.lessons()
+        lengths = tuple(len(example.ids) for example in self._lessons)
         self.plan = RunPlan(lengths, self.training, world=accelerator.num_processes)
         self._windows = Windows(self.plan)  # refuses batches that cannot be, before anything is written
         self.optimizers = Optimizers(self.draft, self.training)
@@ -160,7 +161,7 @@ class Trainer:
             )
             started = time.monotonic()
             batches = windows.at(step, rank=self.accelerator.process_index)
-            sums = self._gradients.run([[self.job.lessons[index] for index in batch] for batch in batches], step=step)
+            sums = self._gradients.run([[self._lessons[index] for index in batch] for batch in batches], step=step)
             if not sums.is_empty:
                 self.optimizers.step(share=share)
             self._counters.step = done = step + 1
