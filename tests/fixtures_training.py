@@ -20,7 +20,7 @@ from fixtures_models import bigram_model, make_target, tiny_llama
 from fixtures_text import WORDS, tiny_tokenizer
 from paceline.config import Recipe, parse_recipe
 from paceline.data.examples import Example
-from paceline.drafts._base import SequentialDraft
+from paceline.drafts._base import DraftNetwork
 from paceline.store.checkpoint import load_draft
 from paceline.store.training_state import saved_states
 from paceline.targets.generic import Target
@@ -113,7 +113,7 @@ def counting_target() -> Target:
     return make_target(bigram_model(table), tokenizer=tokenizer, name="counting")
 
 
-def trained_draft(target: Target, texts: Sequence[tuple[list[int], int]], *, steps: int = 120) -> SequentialDraft:
+def trained_draft(target: Target, texts: Sequence[tuple[list[int], int]], *, steps: int = 120) -> DraftNetwork:
     """A draft that the real trainer has taught texts of (ids, prompt length), read back from the run's folder.
 
     The texts need no tokenizer, and so may be any that the target writes.

@@ -33,7 +33,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def pair(name: str, library: Library | None = None, **changes: Any) -> tuple[Target, Target]:
     """(native, eager) targets of one model."""
     model = family(name, **changes)
-    native, eager = Target(model, taps=(0, 2, 2)), Target(model, taps=(0, 2, 2), compile="off")
+    taps = (0, 2, model.config.num_hidden_layers, 2)  # the last hidden state among them
+    native, eager = Target(model, taps=taps), Target(model, taps=taps, compile="off")
     assert (native.engine, eager.engine) == ("native", "eager")
     if library is not None:
         assert native._native is not None

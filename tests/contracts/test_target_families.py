@@ -156,7 +156,8 @@ def test_taps_are_hidden_states_of_the_next_index(family: str) -> None:
     with torch.no_grad():
         states = target.model.base_model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
         logits = target.model(input_ids=ids, use_cache=False).logits
-    target.set_taps((0, 1, 2))  # the last layer's entry in hidden_states is behind the final norm
+    last = target.num_layers  # its entry in hidden_states is behind the final norm, and so is that tap
+    target.set_taps((0, 1, 2, last))
     try:
         whole = target.full_forward(ids)
         cached = target.prefill(target.new_cache(2, capacity=16), list(ids))
@@ -164,7 +165,8 @@ def test_taps_are_hidden_states_of_the_next_index(family: str) -> None:
         target.set_taps(())
     assert len(states) == target.num_layers + 1
     assert whole.taps is not None and cached.taps is not None and whole.hidden is not None
-    assert torch.equal(whole.taps, torch.cat(states[1:4], dim=-1))
+    assert torch.equal(whole.taps, torch.cat([*states[1:4], states[last]], dim=-1))
+    assert torch.equal(whole.taps[..., -target.hidden_size :], whole.hidden)
     torch.testing.assert_close(cached.taps, whole.taps, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(target.head(whole.hidden), logits, atol=1e-5, rtol=1e-5)
 

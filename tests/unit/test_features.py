@@ -191,6 +191,16 @@ def test_states_that_are_not_finite_as_stored_are_refused_when_written(tmp_path,
     assert len(FeatureReader(tmp_path)) == 0
 
 
+@pytest.mark.parametrize("taps", [(2,), (2, 0), (9,), (9, 0)])
+def test_a_draft_that_reads_less_of_the_target_takes_what_was_captured_for_more(tmp_path, taps):
+    write(tmp_path, range(2))
+    reader = FeatureReader(tmp_path, expected=replace(PRINT, taps=taps), last=9)
+    example, stored, hidden = make(1)
+    columns = {0: stored[:, :4], 2: stored[:, 4:], 9: hidden}
+    assert torch.equal(reader.row(example.digest).taps, torch.cat([columns[tap] for tap in taps], dim=-1))
+    assert torch.equal(reader.row(example.digest).hidden, hidden)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

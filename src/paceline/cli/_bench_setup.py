@@ -18,7 +18,7 @@ from paceline.cli._opening import WEIGHTLESS
 from paceline.cli._outputs import check_record_path
 from paceline.cli._plans import file_part, parse_plan
 from paceline.decoding.binding import Draft
-from paceline.drafts._base import SequentialDraft
+from paceline.drafts._base import DraftNetwork
 from paceline.errors import ConfigError
 from paceline.measure.bench import Bench, Protocol
 from paceline.measure.ledger import replaceable, side_file
@@ -217,7 +217,7 @@ def template_options(pairs: Sequence[str], *, thinking: bool | None) -> dict[str
 
 def length_warning(draft: OpenedDraft, *, longest: int) -> str | None:
     """One line if contexts get longer than those the draft was trained on (K13); the text stays the target's."""
-    if not isinstance(draft.draft, SequentialDraft) or draft.about is None:
+    if not isinstance(draft.draft, DraftNetwork) or draft.about is None:
         return None
     limit = int(draft.about["training"].get("max_length", draft.draft.max_positions))
     if longest <= limit:

@@ -10,12 +10,12 @@ from paceline.decoding.options import Captured, Place, Recorder, draft_sampling,
 from paceline.decoding.plan import ProposalPlan
 from paceline.decoding.propose import LookupProposer, NoDraft, Proposer, SequentialProposer
 from paceline.decoding.sampling import DraftSampling, RowDice
-from paceline.drafts._base import LookupDraft, SequentialDraft
+from paceline.drafts._base import DraftNetwork, LookupDraft, SequentialDraft
 from paceline.drafts._loaded import LoadedDraft
 from paceline.errors import ConfigError, UnsupportedOption
 from paceline.targets.generic import Target
 
-Draft = SequentialDraft | LookupDraft
+Draft = DraftNetwork | LookupDraft
 AnyDraft = Draft | LoadedDraft  # what a caller may hand over
 
 
@@ -27,7 +27,7 @@ def as_draft(given: object) -> Draft | None:
     if isinstance(given, LoadedDraft):
         return given.draft
     # A class has the methods of a lookup draft too, and is none.
-    if given is None or (isinstance(given, SequentialDraft | LookupDraft) and not isinstance(given, type)):
+    if given is None or (isinstance(given, DraftNetwork | LookupDraft) and not isinstance(given, type)):
         return given
     raise ConfigError(f"draft is a {type(given).__name__}; expected what paceline.load_draft returns, or None")
 
@@ -45,7 +45,7 @@ def make_proposer(draft: Draft | None, target: Target, *, plan: ProposalPlan, sa
     """The proposer that fits a draft; None decodes plainly."""
     if draft is None:
         return NoDraft()
-    if isinstance(draft, SequentialDraft):
+    if isinstance(draft, DraftNetwork):
         if draft.vocab.target_size > target.vocab_size:
             raise ConfigError(
                 f"the draft was made for a vocabulary of {draft.vocab.target_size} ids; the target has "
@@ -58,6 +58,8 @@ def make_proposer(draft: Draft | None, target: Target, *, plan: ProposalPlan, sa
             raise ConfigError(
                 f"the draft is on {draft.head_weight.device}, the target on {target.device}; move one of them"
             )
+        draft.borrow(target)
+        assert isinstance(draft, SequentialDraft), f"no proposer for a {type(draft).__name__}"
         return SequentialProposer(draft, target, plan, sampling)
     if plan.law == "sampled":
         raise UnsupportedOption("proposal law 'sampled' needs a draft that is a probability law; use 'ranked'")

@@ -32,11 +32,11 @@ class LevelRunner(Protocol):
         self, cache: KVCache, tokens: Tensor, features: Tensor, *, depths: Tensor, seen: Tensor, above: int,
         wanted: Tensor,
     ) -> DraftOutput:  # fmt: skip
-        """tokens: [B, n] int64.  features: [B, n, Hd], fused taps or the parents' hidden.
+        """tokens: [B, n] int64.  features: [B, n, Hd], fused taps or what the parents hand on.
 
         depths: [B, n] int64, positions counted from the row's length.  seen: [B, n, above + n] bool, nodes behind the
-        length that each node sees, itself included.  wanted: [B, m] int64, places in B * n whose logits and hidden
-        states are returned.
+        length that each node sees, itself included.  wanted: [B, m] int64, places in B * n whose logits and
+        features are returned.
         """
         ...
 
@@ -69,7 +69,7 @@ class EagerLevel:
             cache=cache,
         )
         hidden = hidden.flatten(0, 1)[wanted.to(device)]
-        return DraftOutput(self._draft.logits(hidden), hidden)
+        return DraftOutput(self._draft.logits(hidden), self._draft.onward(hidden))
 
 
 class NativeLevel:

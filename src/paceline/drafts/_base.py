@@ -1,7 +1,8 @@
 """What every draft offers to decoding and training, so that neither needs to know which draft runs.
 
-Two kinds exist here: a *sequential* draft is a small network that continues hidden states of the target one tree level
-at a time; a *lookup* draft has no weights and continues ids.  Neither knows trees, verification or options.
+Three kinds exist here: a *sequential* draft is a small network that continues hidden states of the target one tree
+level at a time; a *block* draft says several positions at once; a *lookup* draft has no weights and continues ids.
+None knows trees, verification or options.
 """
 
 from __future__ import annotations
@@ -31,26 +32,25 @@ class DraftConfig(Section):
 class DraftOutput:
     """What a draft says after some nodes.
 
-    logits: [B, n, W] over the draft vocabulary.  hidden: [B, n, Hd], fed to the children of these nodes.
+    logits: [B, n, W] over the draft vocabulary.  hidden: [B, n, Hd], the features of these nodes' children.
     """
 
     logits: Tensor
     hidden: Tensor
 
 
-class SequentialDraft(nn.Module):
-    """A one-layer draft network that is fed its own output, one tree level or one unroll step at a time.
+class DraftNetwork(nn.Module):
+    """A draft with weights: what sequential and block drafts have in common.
 
-    Its parts are apart, so that decoding (`level`, over a cache) and training (`training/unroll.py`, over a batch) run
-    the same ones.  Embeddings are lent by the target and never saved.
-    taps: target layers whose outputs it reads, side by side.  target_width: H, numbers of one of them.  vocab: its
-    vocabulary.  max_positions: longest context for which it was made.  attention: the projections of its layer.
+    Embeddings are lent by the target and never saved; so is the head of a draft that has none of its own.
+    taps: what it reads of the target, side by side: outputs of decoder layers, and `num_layers` for the last hidden
+    state after the final norm.  target_width: H, numbers of one of them.  vocab: its vocabulary.  max_positions:
+    longest context for which it was made.
     """
 
     taps: tuple[int, ...]
     target_width: int
     max_positions: int
-    attention: Attention
 
     @property
     @abstractmethod
@@ -64,38 +64,28 @@ class SequentialDraft(nn.Module):
         head: [V, H], its head.  tap_sizes: for each tap the usual root mean square of a token's features.
         """
 
+    def borrow(self, target: Lender) -> None:
+        """Take what is the target's, before decoding and before training; nothing for a draft that owns all it needs.
+
+        Raises ConfigError for a target whose head it cannot use.
+        """
+
     @abstractmethod
     def fuse(self, taps: Tensor) -> Tensor:
         """Target features [..., K*H] -> the draft's feature space [..., Hd]."""
 
     @abstractmethod
-    def layer_input(self, embeds: Tensor, features: Tensor) -> Tensor:
-        """What the layer projects: embeds [..., H] of the tokens, features [..., Hd] -> [..., in_width]."""
-
-    @abstractmethod
-    def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotary cosines and sines for positions [B, n] -> two [B, n, C]."""
-
-    @abstractmethod
-    def finish(self, features: Tensor, mixed: Tensor) -> Tensor:
-        """Residual and MLP: features and attention output [..., Hd] -> hidden [..., Hd], fed to the next step."""
-
-    @abstractmethod
     def head_input(self, hidden: Tensor) -> Tensor:
-        """What the head reads: [..., Hd] -> [..., Hd]."""
+        """What the head reads of a hidden state."""
 
     @property
     @abstractmethod
     def head_weight(self) -> Tensor:
         """[W, Hd] rows of the head, without bias."""
 
-    def layer_parts(self) -> LayerParts | None:
-        """For the native forward, which runs `level`, `head_input` and the head as one call; None for other layers."""
-        return None
-
     def misfit(self, *, num_layers: int, width: int) -> str:
         """Why it cannot read a target of so many layers and that width; "" when it can."""
-        if self.target_width == width and all(0 <= tap < num_layers for tap in self.taps):
+        if self.target_width == width and all(0 <= tap <= num_layers for tap in self.taps):
             return ""
         return (
             f"it reads layers {', '.join(map(str, self.taps))} of width {self.target_width}; the target has layers 0 "
@@ -103,21 +93,65 @@ class SequentialDraft(nn.Module):
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., Hd] -> [..., W]."""
+        """[..., hidden's width] -> [..., W]."""
         return nn.functional.linear(self.head_input(hidden), self.head_weight)
 
-    def level(self, embeds: Tensor, features: Tensor, *, positions: Tensor, visible: Tensor, cache: KVCache) -> Tensor:
-        """Run nodes whose cache slots have been placed; returns their hidden states [B, n, Hd].
 
-        embeds: [B, n, H] embeddings of the nodes' tokens.  features: [B, n, Hd], fused taps or the parent's hidden.
-        positions: [B, n] int64.  visible: [B, 1, n, view] bool, cache slots each node may attend to (its own included).
+class Lender(Protocol):
+    """The part of a target that drafts borrow from."""
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[V, H] weight of the output head."""
+        ...
+
+    @property
+    def head_scale(self) -> tuple[float, float | None]:
+        """(factor, cap): logits = weight @ hidden * factor, then cap * tanh(logits / cap) where there is a cap."""
+        ...
+
+
+class SequentialDraft(DraftNetwork):
+    """A one-layer draft network that is fed its own output, one tree level or one unroll step at a time.
+
+    Its parts are apart, so that decoding (`level`, over a cache) and training (`training/unroll.py`, over a batch) run
+    the same ones.  attention: the projections of its layer.
+    """
+
+    attention: Attention
+
+    @abstractmethod
+    def enter(self, embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """embeds [..., H] of the tokens, features [..., Hd] -> (what attention projects [..., in_width], residual)."""
+
+    @abstractmethod
+    def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary cosines and sines for positions [B, n] -> two [B, n, C]."""
+
+    @abstractmethod
+    def finish(self, residual: Tensor, mixed: Tensor) -> Tensor:
+        """Residual and MLP: residual and attention output [..., Hd] -> hidden [..., Hd or wider]."""
+
+    def onward(self, hidden: Tensor) -> Tensor:
+        """The features that a hidden state hands to the next step: [..., Hd]; all of it, unless a draft says both."""
+        return hidden
+
+    def layer_parts(self) -> LayerParts | None:
+        """For the native forward, which runs `level`, `head_input` and the head as one call; None for other layers."""
+        return None
+
+    def level(self, embeds: Tensor, features: Tensor, *, positions: Tensor, visible: Tensor, cache: KVCache) -> Tensor:
+        """Run nodes whose cache slots have been placed; returns their hidden states [B, n, ...].
+
+        embeds: [B, n, H] embeddings of the nodes' tokens.  features: [B, n, Hd], fused taps or what the parents hand
+        on.  positions: [B, n] int64.  visible: [B, 1, n, view] bool, cache slots each node may attend to (its own too).
         """
         cos, sin = self.tables(positions)
-        inputs = self.layer_input(embeds, features)
+        inputs, residual = self.enter(embeds, features)
         keys, values = self.attention.keys_values(inputs, cos=cos, sin=sin)
         keys, values = cache.write(0, keys=keys, values=values)
         queries = self.attention.queries(inputs, cos=cos, sin=sin)
-        return self.finish(features, self.attention.attend(queries, keys, values, mask=visible))
+        return self.finish(residual, self.attention.attend(queries, keys, values, mask=visible))
 
 
 @runtime_checkable
@@ -140,5 +174,5 @@ class DraftPlugin:
 
     config: type[DraftConfig]
     configure: Callable[[TargetFacts, dict[str, object]], DraftConfig]
-    build: Callable[[DraftConfig, DraftVocab | None], SequentialDraft | LookupDraft]
+    build: Callable[[DraftConfig, DraftVocab | None], DraftNetwork | LookupDraft]
     has_weights: bool = True

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.drafts._base import DraftConfig, SequentialDraft
+from paceline.drafts._base import DraftConfig, DraftNetwork
 from paceline.records import TargetIdentity
 
 
@@ -34,6 +34,6 @@ class LoadedDraft:
     dtype: "float32" or "bfloat16", of the weights on disk.
     """
 
-    draft: SequentialDraft
+    draft: DraftNetwork
     info: DraftInfo
     dtype: str = "float32"

@@ -97,9 +97,9 @@ class Eagle3Layer(nn.Module):
         """[B, n, Hd] twice -> [B, n, 2 Hd], normed and in the published order."""
         return torch.cat([self.input_layernorm(embeds), self.hidden_norm(features)], dim=-1)
 
-    def finish(self, features: Tensor, mixed: Tensor) -> Tensor:
-        """Residual and MLP: features [B, n, Hd] (before the norm), mixed = attention output -> [B, n, Hd]."""
-        hidden = features + mixed
+    def finish(self, residual: Tensor, mixed: Tensor) -> Tensor:
+        """Residual and MLP: residual [B, n, Hd], mixed = attention output -> [B, n, Hd]."""
+        hidden = residual + mixed
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
@@ -160,17 +160,17 @@ class Eagle3(SequentialDraft):
         """Target features [..., K*H] -> [..., Hd]."""
         return self.fc(taps)
 
-    def layer_input(self, embeds: Tensor, features: Tensor) -> Tensor:
-        """[norm(embedding); norm(feature)]: [..., Hd] twice -> [..., 2 Hd]."""
-        return self.midlayer.attention_input(embeds, features)
+    def enter(self, embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """[norm(embedding); norm(feature)] for attention, and the feature before its norm as the residual."""
+        return self.midlayer.attention_input(embeds, features), features
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rotary cosines and sines for positions [B, n] -> two [B, n, C]."""
         return rotary_tables(self.rotary, positions=positions)
 
-    def finish(self, features: Tensor, mixed: Tensor) -> Tensor:
-        """The residual is the feature before its norm; the result goes to the next step before the final norm."""
-        return self.midlayer.finish(features, mixed)
+    def finish(self, residual: Tensor, mixed: Tensor) -> Tensor:
+        """The result goes to the next step before the final norm."""
+        return self.midlayer.finish(residual, mixed)
 
     def head_input(self, hidden: Tensor) -> Tensor:
         """The final norm: [..., Hd] -> [..., Hd]."""

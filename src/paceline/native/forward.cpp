@@ -177,6 +177,9 @@ void walk(Job& job, int t, int T) {
       if (c.tap_layers[k] == i)
         for (int64_t r = embed.from; r < embed.to; r++) memcpy(c.tapped + (r * c.taps + k) * H, w.x + r * H, H * sizeof(float));
   }
+  for (int64_t k = 0; k < c.taps; k++)  // the state after the final norm stands behind the layers
+    if (c.tap_layers[k] == m.layers)
+      for (int64_t r = embed.from; r < embed.to; r++) rms_norm(w.x + r * H, m.norm, c.tapped + (r * c.taps + k) * H, H, m.eps);
   Range wanted = share(c.wanted, 1, t, T);
   for (int64_t r = wanted.from; r < wanted.to; r++) rms_norm(w.x + c.rows[r] * H, m.norm, w.normed + r * H, H, m.eps);
   meet();

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from paceline import __version__
 from paceline.config import Recipe, dump_recipe
-from paceline.drafts._base import DraftConfig, DraftPlugin, SequentialDraft
+from paceline.drafts._base import DraftConfig, DraftNetwork, DraftPlugin
 from paceline.drafts._loaded import DraftInfo, LoadedDraft
 from paceline.errors import CheckpointError, ConfigError
 from paceline.machine import check_device
@@ -48,7 +48,7 @@ MAP = ("d2t", "t2d")  # names of the draft vocabulary's two tables in the weight
 
 def save_draft(
     folder: Path | str,
-    draft: SequentialDraft,
+    draft: DraftNetwork,
     *,
     info: DraftInfo,
     dtype: str = "float32",
@@ -145,20 +145,20 @@ def _read(path: Path) -> tuple[DraftInfo, DraftFacts, DraftPlugin]:
     return DraftInfo(name=facts.draft, config=config, target=target, notes=facts.training), facts, plugin
 
 
-def _build(plugin: DraftPlugin, info: DraftInfo, vocab: DraftVocab, *, where: str) -> SequentialDraft:
+def _build(plugin: DraftPlugin, info: DraftInfo, vocab: DraftVocab, *, where: str) -> DraftNetwork:
     """A fresh draft that reads what its target has.  Raises CheckpointError."""
     try:
         draft = plugin.build(info.config, vocab)
     except ConfigError as error:
         raise CheckpointError(f"{where}: config: {error}; restore the folder") from error
-    assert isinstance(draft, SequentialDraft), "only drafts with weights are saved"
+    assert isinstance(draft, DraftNetwork), "only drafts with weights are saved"
     misfit = draft.misfit(num_layers=info.target.num_layers, width=info.target.hidden_size)
     if misfit:
         raise CheckpointError(f"{where}: config: {misfit}; restore the folder")
     return draft
 
 
-def _facts(draft: SequentialDraft, info: DraftInfo, *, dtype: str, digests: dict[str, str]) -> dict[str, Any]:
+def _facts(draft: DraftNetwork, info: DraftInfo, *, dtype: str, digests: dict[str, str]) -> dict[str, Any]:
     target = dataclasses.asdict(info.target)
     del target["tokens"]
     return {
@@ -245,7 +245,7 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def weights_sha256(draft: SequentialDraft) -> str:
+def weights_sha256(draft: DraftNetwork) -> str:
     """sha256 (hex) of a draft's tensors, names included, to tell two drafts apart in a record."""
     digest = hashlib.sha256()
     for name, tensor in sorted(draft.state_dict().items()):

@@ -13,7 +13,7 @@ does not list is removed on resume.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -223,15 +223,20 @@ class FeatureWriter:
 class FeatureReader:
     """Rows of a folder by position or digest; a shard's checksum is verified before its first row is handed out.
 
-    expected: the fingerprint that the features must have, or None to accept any (see `fingerprint`).
+    expected: the fingerprint that the features must have, or None to accept any (see `fingerprint`).  Of the stored
+    taps it may name some, in any order; its taps are what rows then hold.  last: the tap that stands for the last
+    hidden state, which every folder has.
     Raises CheckpointError naming the file that is missing, torn, altered, exchanged or of another origin.
     """
 
-    def __init__(self, folder: Path | str, *, expected: Fingerprint | None = None) -> None:
+    def __init__(self, folder: Path | str, *, expected: Fingerprint | None = None, last: int | None = None) -> None:
         self.folder = Path(folder)
         self.fingerprint, self._shards = read_index(self.folder)
+        stored = self.fingerprint.taps
+        self._taps, self._last = stored if expected is None else expected.taps, last
         if expected is not None:
-            check_origin(self.folder, found=self.fingerprint, expected=expected)
+            known = replace(expected, taps=stored) if {*self._taps} <= {*stored, last} else expected
+            check_origin(self.folder, found=self.fingerprint, expected=known)
         for shard in self._shards:
             check_size(self.folder, shard)
         self._places = [
@@ -250,7 +255,7 @@ class FeatureReader:
         shard, start, length, digest = self._places[position]
         file = self._shard(shard)
         rows = {key: file.get_slice(key)[start : start + length] for key in ("ids", "mask", "taps", "hidden")}
-        row = FeatureRow(rows["ids"], rows["mask"].bool(), rows["taps"], rows["hidden"], digest)
+        row = FeatureRow(rows["ids"], rows["mask"].bool(), self._wanted(rows), rows["hidden"], digest)
         if not _is_finite(rows):
             raise CheckpointError(
                 f"{self.folder / shard.file}: row {digest[:12]} holds NaN or infinity; capture it again"
@@ -258,6 +263,14 @@ class FeatureReader:
         if row_digest(row.ids, row.mask) != digest:
             raise CheckpointError(f"{self.folder / shard.file}: row {digest[:12]} holds other tokens; capture it again")
         return row
+
+    def _wanted(self, rows: dict[str, Tensor]) -> Tensor:
+        """The taps that were asked for, side by side: [T, K*H]."""
+        stored = self.fingerprint.taps
+        if self._taps == stored:
+            return rows["taps"]
+        columns = dict(zip(stored, rows["taps"].split(self.fingerprint.hidden_size, dim=-1), strict=True))
+        return torch.cat([rows["hidden"] if tap == self._last else columns[tap] for tap in self._taps], dim=-1)
 
     def row(self, digest: str) -> FeatureRow:
         """The row with this digest.  Raises CheckpointError when it was not captured."""

@@ -147,7 +147,7 @@ def head_scale(model: Any) -> tuple[float, float | None]:
 
 
 def layer_output(output: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """The residual stream a decoder layer returns, bare (5.x) or first in a tuple (4.57, some families)."""
+    """What a decoder layer returns, bare (5.x) or first in a tuple (4.57, some families); of a decoder its states."""
     return output if isinstance(output, Tensor) else output[0]
 
 

@@ -31,7 +31,8 @@ class Target:
     """A frozen causal language model that scores proposals.
 
     model: a transformers causal LM in eval mode.  tokenizer: optional, for text in and out.
-    taps: 0-based decoder layers whose outputs `prefill` and `score` return, side by side.
+    taps: 0-based decoder layers whose outputs `prefill` and `score` return, side by side; `num_layers` stands for the
+    last hidden state, after the final norm.
     compile: "auto" scores with the native forward where model and machine allow it (made once, at the first call, and
     compared with eager before it is used; if not, one line in the log says why); "off" always with torch eager.  A
     bfloat16 model on the processor stays eager, but attends natively where every row scores one token.
@@ -122,25 +123,34 @@ class Target:
         """[V, H] weight of the output head."""
         return self.model.get_output_embeddings().weight
 
+    @property
+    def head_scale(self) -> tuple[float, float | None]:
+        """(factor, cap) that the model applies behind its head: logits * factor, then cap * tanh(logits / cap)."""
+        return tf.head_scale(self.model)
+
     def embed(self, ids: Tensor) -> Tensor:
         """Token embeddings as the model feeds them to its first layer: [...] int64 -> [..., H]."""
         return self.model.get_input_embeddings()(ids)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits of final-normed hidden states: [..., H] -> [..., V]."""
-        factor, cap = tf.head_scale(self.model)
+        factor, cap = self.head_scale
         logits = self.model.get_output_embeddings()(hidden) * factor
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def set_taps(self, taps: Sequence[int]) -> None:
-        """Choose the decoder layers whose outputs are returned."""
-        bad = [tap for tap in taps if not 0 <= tap < self.num_layers]
+        """Choose the decoder layers whose outputs are returned; `num_layers` is the final norm's."""
+        bad = [tap for tap in taps if not 0 <= tap <= self.num_layers]
         if bad:
-            raise TargetError(f"taps {bad}: {self.name} has decoder layers 0 to {self.num_layers - 1}")
+            raise TargetError(
+                f"taps {bad}: {self.name} has decoder layers 0 to {self.num_layers - 1}, and {self.num_layers} for the "
+                "last hidden state"
+            )
         for hook in self._hooks:
             hook.remove()
         self.taps = tuple(taps)
-        self._hooks = [self._layers[tap].register_forward_hook(self._recorder(tap)) for tap in sorted(set(taps))]
+        places = [*self._layers, tf.decoder(self.model)]
+        self._hooks = [places[tap].register_forward_hook(self._recorder(tap)) for tap in sorted(set(taps))]
 
     def new_cache(self, batch: int, *, capacity: int) -> TargetCache:
         """An empty cache for `batch` sequences of up to `capacity` slots (committed tokens plus one proposal)."""

@@ -77,6 +77,7 @@ def feature_source(job: Job, *, device: torch.device, is_bf16: bool) -> FeatureS
         return OnlineFeatures(job.target, dtype=dtype)
     stored = FeatureReader(folder).fingerprint.dtype
     expected = feature_fingerprint(job.target, chat=chat_format(job.recipe, job.target), dtype=stored)
-    source = CapturedFeatures(FeatureReader(folder, expected=expected), dtype=dtype, device=device)
+    reader = FeatureReader(folder, expected=expected, last=job.target.num_layers)
+    source = CapturedFeatures(reader, dtype=dtype, device=device)
     source.require((*job.examples.train, *job.examples.validation))
     return source

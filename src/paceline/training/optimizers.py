@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from paceline.config import TrainingSection
-from paceline.drafts._base import SequentialDraft
+from paceline.drafts._base import DraftNetwork
 from paceline.errors import ConfigError
 
 RESERVED = ("draft", "rng")  # names of other parts of a saved state
@@ -23,7 +23,7 @@ RESERVED = ("draft", "rng")  # names of other parts of a saved state
 class Optimizers:
     """The optimisers of a run as one.  Raises ConfigError when torch has no Muon (before 2.9)."""
 
-    def __init__(self, draft: SequentialDraft, training: TrainingSection) -> None:
+    def __init__(self, draft: DraftNetwork, training: TrainingSection) -> None:
         self._named = [(name, weight) for name, weight in draft.named_parameters() if weight.requires_grad]
         head = draft.head_weight
         is_inner = {name: weight.dim() == 2 and weight is not head for name, weight in self._named}

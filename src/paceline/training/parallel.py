@@ -9,7 +9,7 @@ import importlib.util
 from pathlib import Path
 
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedDataParallelKwargs, DistributedType
 
 from paceline.config import TrainingSection
 from paceline.errors import ConfigError
@@ -27,6 +27,8 @@ def make_accelerator(training: TrainingSection, *, out: Path, target: Target | N
         cpu=target is not None and target.device.type == "cpu",
         log_with=list(training.trackers) or None,
         project_dir=str(out),
+        # A draft's buffers are its vocabulary and what it borrows: the same everywhere, and never written.
+        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
     )
     if accelerator.distributed_type in SHARDED:
         raise ConfigError(

@@ -15,7 +15,7 @@ from paceline.config import Recipe, check_options, parse_section
 from paceline.data.chat import ChatFormat
 from paceline.data.examples import Example, ExampleSet, build_examples, count_supervised
 from paceline.data.rows import Reading, read_rows
-from paceline.drafts._base import DraftConfig, DraftPlugin, SequentialDraft
+from paceline.drafts._base import DraftConfig, DraftNetwork, DraftPlugin
 from paceline.errors import ConfigError
 from paceline.ops.vocab import DraftVocab
 from paceline.plugins import load_plugin
@@ -50,7 +50,7 @@ class Job:
     recipe: Recipe
     target: Target
     examples: Examples
-    draft: SequentialDraft
+    draft: DraftNetwork
     info: DraftInfo
     objective: Objective
 
@@ -95,6 +95,7 @@ def prepare(recipe: Recipe, *, target: Target, init_from: Path | None = None, sa
     chat = chat_format(recipe, target)
     examples = read_examples(recipe, target=target, chat=chat, say=say)
     draft, info = _first_draft(recipe, target=target, chat=chat, examples=examples.train, init_from=init_from, say=say)
+    draft.borrow(target)
     target.set_taps(draft.taps)
     plugin, options = _objective(recipe)
     return Job(recipe, target, examples, draft, info, plugin.build(options, draft))
@@ -207,7 +208,7 @@ def _first_draft(
     examples: Sequence[Example],
     init_from: Path | None,
     say: Say,
-) -> tuple[SequentialDraft, DraftInfo]:
+) -> tuple[DraftNetwork, DraftInfo]:
     facts, plugin = facts_of(target.model, target.tokenizer), _draft_plugin(recipe)
     config = plugin.configure(facts, _draft_options(recipe, plugin=plugin, facts=facts))
     identity = identify_target(target)
@@ -257,16 +258,16 @@ def _draft_options(recipe: Recipe, *, plugin: DraftPlugin, facts: TargetFacts) -
     return options
 
 
-def _fresh(plugin: DraftPlugin, config: DraftConfig, vocab: DraftVocab, *, seed: int) -> SequentialDraft:
+def _fresh(plugin: DraftPlugin, config: DraftConfig, vocab: DraftVocab, *, seed: int) -> DraftNetwork:
     """A draft with weights that are a function of the seed; the process's own random state is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.set_rng_state(torch.Generator().manual_seed(seed).get_state())
         draft = plugin.build(config, vocab)
-    assert isinstance(draft, SequentialDraft), "a draft with weights"
+    assert isinstance(draft, DraftNetwork), "a draft with weights"
     return draft
 
 
-def _draft_from(folder: Path, *, recipe: Recipe, config: DraftConfig, target: Target, say: Say) -> SequentialDraft:
+def _draft_from(folder: Path, *, recipe: Recipe, config: DraftConfig, target: Target, say: Say) -> DraftNetwork:
     loaded = load_draft(folder, target=target, dtype=torch.float32, warn=say)
     if (loaded.info.name, loaded.info.config) != (recipe.draft.name, config):
         ours, theirs = config.model_dump(), loaded.info.config.model_dump()

@@ -10,15 +10,15 @@ from collections.abc import Iterable
 
 import torch
 
-from paceline.drafts._base import SequentialDraft
+from paceline.drafts._base import DraftNetwork
 from paceline.training.collate import PREDICT
 from paceline.training.objectives._base import TargetView, TrainingBatch
-from paceline.training.unroll import unroll
+from paceline.training.paths import guided
 
 
 @torch.no_grad()
 def accepted_length(
-    draft: SequentialDraft, batches: Iterable[TrainingBatch], target: TargetView, *, depth: int
+    draft: DraftNetwork, batches: Iterable[TrainingBatch], target: TargetView, *, depth: int
 ) -> tuple[float, int, float]:
     """(L with the bonus token, rounds, standard error over rounds) of a chain of `depth` on the batches' answers."""
     runs: list[int] = []
@@ -31,12 +31,12 @@ def accepted_length(
     return float(lengths.mean()), len(runs), error
 
 
-def _rounds(draft: SequentialDraft, batch: TrainingBatch, target: TargetView, depth: int) -> list[int]:
+def _rounds(draft: DraftNetwork, batch: TrainingBatch, target: TargetView, depth: int) -> list[int]:
     """Tokens emitted by each round of each answer; a round cut by the end of its answer counts what it emits."""
     size = batch.ids.shape
     match = torch.zeros(depth, *size, dtype=torch.bool, device=batch.ids.device)
     starts = torch.zeros(size, dtype=torch.bool, device=batch.ids.device)
-    for step in unroll(draft, batch, target, steps=depth):
+    for step in guided(draft, batch, target, steps=depth):
         rows, active = step.rows, step.active
         guessed = draft.vocab.to_target(draft.logits(step.hidden).argmax(dim=-1))
         right = (guessed == rows.take(batch.ids, ahead=PREDICT + step.step)) & active

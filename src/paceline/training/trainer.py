@@ -23,7 +23,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from paceline.config import Recipe, dump_recipe
-from paceline.drafts._base import SequentialDraft
+from paceline.drafts._base import DraftNetwork
 from paceline.errors import CheckpointError, ConfigError
 from paceline.machine import set_threads
 from paceline.store.checkpoint import read_info, save_draft
@@ -111,7 +111,7 @@ class Trainer:
         self.job, self.out, self.accelerator, self.watch = job, out, accelerator, watch
         self.training = job.recipe.training
         self._say = say
-        self.draft: SequentialDraft = job.draft.to(device=accelerator.device, dtype=torch.float32).train()
+        self.draft: DraftNetwork = job.draft.to(device=accelerator.device, dtype=torch.float32).train()
         self._lessons = job.lessons()
         lengths = tuple(len(example.ids) for example in self._lessons)
         self.plan = RunPlan(lengths, self.training, world=accelerator.num_processes)

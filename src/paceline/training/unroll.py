@@ -21,7 +21,7 @@ from paceline.training.objectives._base import TargetView, TrainingBatch
 class UnrollStep:
     """Step j of an unroll.
 
-    rows: the draft rows that run (the same in every step).  hidden: [n, Hd], before the final norm.
+    rows: the draft rows that run (the same in every step).  hidden: [n, Hd or wider], what `head_input` takes.
     active: [n] bool, rows that are trained in this step.
     """
 
@@ -41,7 +41,8 @@ def unroll(draft: SequentialDraft, batch: TrainingBatch, target: TargetView, *, 
     own_values: list[Tensor] = []
     for step in range(steps):
         embeds = target.embed(rows.take(batch.ids, ahead=FEED + step)).to(features.dtype)
-        inputs = draft.layer_input(embeds, features)[None]  # [1, n, in]
+        inputs, residual = draft.enter(embeds, features)
+        inputs = inputs[None]  # [1, n, in]
         cos, sin = draft.tables((rows.time + step)[None])
         queries = draft.attention.queries(inputs, cos=cos, sin=sin)[0]  # [A, n, C]
         if step:
@@ -49,8 +50,9 @@ def unroll(draft: SequentialDraft, batch: TrainingBatch, target: TargetView, *, 
             own_keys.append(key[0])  # [A_kv, n, C]
             own_values.append(value[0])
         mixed = _attend(queries, keys, values, own_keys, own_values, rows)
-        features = draft.finish(features, draft.attention.project(mixed[None])[0])
-        yield UnrollStep(step, rows, features, rows.take(supervised(batch.mask, step=step)))
+        hidden = draft.finish(residual, draft.attention.project(mixed[None])[0])
+        features = draft.onward(hidden)
+        yield UnrollStep(step, rows, hidden, rows.take(supervised(batch.mask, step=step)))
 
 
 def _context(draft: SequentialDraft, batch: TrainingBatch, target: TargetView, fused: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,7 +60,7 @@ def _context(draft: SequentialDraft, batch: TrainingBatch, target: TargetView, f
     fed = torch.cat([batch.ids[:, FEED:], batch.ids[:, -FEED:]], dim=1)
     positions = torch.arange(batch.ids.shape[1], device=fed.device).expand_as(fed)
     cos, sin = draft.tables(positions)
-    inputs = draft.layer_input(target.embed(fed).to(fused.dtype), fused)
+    inputs, _ = draft.enter(target.embed(fed).to(fused.dtype), fused)
     return draft.attention.keys_values(inputs, cos=cos, sin=sin)
 
 

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 
 from paceline.data.batching import plan_epoch
 from paceline.data.examples import Example
-from paceline.drafts._base import SequentialDraft
+from paceline.drafts._base import DraftNetwork
 from paceline.training.objectives._base import TargetView, TrainingBatch
 from paceline.training.simulate import accepted_length
 from paceline.training.sources import FeatureSource
@@ -68,7 +68,7 @@ class Validator:
         self._kept: list[TrainingBatch] = []
         self._is_kept = False
 
-    def score(self, draft: SequentialDraft) -> Score:
+    def score(self, draft: DraftNetwork) -> Score:
         """Every process must call it; all get the same score."""
         device = self._accelerator.device
         draft.eval()

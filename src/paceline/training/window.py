@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from paceline.data.examples import Example
-from paceline.drafts._base import SequentialDraft
+from paceline.drafts._base import DraftNetwork
 from paceline.errors import DataError
 from paceline.records import LossTerms
 from paceline.training.objectives._base import Objective, TargetView, TrainingBatch
@@ -33,7 +33,7 @@ class LossModule(nn.Module):
     """
 
     def __init__(
-        self, draft: SequentialDraft, objective: Objective, target: TargetView, *, is_bf16: bool, is_anchored: bool
+        self, draft: DraftNetwork, objective: Objective, target: TargetView, *, is_bf16: bool, is_anchored: bool
     ) -> None:
         super().__init__()
         self.draft, self.objective, self.target = draft, objective, target

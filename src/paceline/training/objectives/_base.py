@@ -13,7 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from paceline.config import Section
-from paceline.drafts._base import SequentialDraft
+from paceline.drafts._base import DraftNetwork
 from paceline.records import LossTerms
 
 
@@ -51,7 +51,7 @@ class ObjectiveConfig(Section):
 class Objective(Protocol):
     """One way to train a draft."""
 
-    def loss(self, draft: SequentialDraft, batch: TrainingBatch, target: TargetView, *, step: int) -> LossTerms:
+    def loss(self, draft: DraftNetwork, batch: TrainingBatch, target: TargetView, *, step: int) -> LossTerms:
         """Loss terms of a batch; `step` is the optimiser step, for schedules and for seeding what is drawn."""
         ...
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.drafts._base import SequentialDraft
+from paceline.drafts._base import DraftNetwork
 from paceline.errors import ConfigError
 from paceline.ops.fused_losses import head_cross_entropy
 from paceline.records import LossTerms
 from paceline.training.collate import PREDICT
 from paceline.training.objectives._base import ObjectiveConfig, ObjectivePlugin, TargetView, TrainingBatch
-from paceline.training.unroll import unroll
+from paceline.training.paths import guided
 
 HEAD_CHUNK = 512  # rows of target logits alive at once: 512 x 128k floats stay under 300 MB
 
@@ -44,7 +44,7 @@ class TargetLaws:
 
 
 @torch.no_grad()
-def target_laws(draft: SequentialDraft, batch: TrainingBatch, target: TargetView) -> TargetLaws:
+def target_laws(draft: DraftNetwork, batch: TrainingBatch, target: TargetView) -> TargetLaws:
     """Laws of the tokens that some step predicts; full-vocabulary logits exist only a chunk at a time."""
     predicted = batch.mask.clone()
     predicted[:, :1] = False  # the first token has no law
@@ -73,13 +73,13 @@ class TTT:
     def __init__(self, config: TTTConfig) -> None:
         self.config = config
 
-    def loss(self, draft: SequentialDraft, batch: TrainingBatch, target: TargetView, *, step: int) -> LossTerms:
+    def loss(self, draft: DraftNetwork, batch: TrainingBatch, target: TargetView, *, step: int) -> LossTerms:
         """Sum over steps of decay^j times the cross-entropies; denominator: supervised rows of step 0."""
         laws = target_laws(draft, batch, target)
         numerator = batch.taps.new_zeros((), dtype=torch.float32)
         denominator = numerator
         metrics: dict[str, tuple[Tensor, Tensor]] = {}
-        for unrolled in unroll(draft, batch, target, steps=self.config.steps):
+        for unrolled in guided(draft, batch, target, steps=self.config.steps, seed=step):
             active, number = unrolled.active, unrolled.step
             place = unrolled.rows.take(laws.index, ahead=PREDICT - 1 + number)[active]
             best = laws.best[place]
@@ -103,10 +103,10 @@ class TTT:
 
 
 def build(config: ObjectiveConfig, draft: object) -> TTT:
-    """The objective for a sequential draft; other drafts are refused."""
+    """The objective for a draft with weights; others are refused."""
     assert isinstance(config, TTTConfig)
-    if not isinstance(draft, SequentialDraft):
-        raise ConfigError(f"objective ttt is defined for sequential drafts (eagle3), not for {type(draft).__name__}")
+    if not isinstance(draft, DraftNetwork):
+        raise ConfigError(f"objective ttt is defined for drafts with weights, not for {type(draft).__name__}")
     if config.steps < 1 or not 0 < config.decay <= 1:
         raise ConfigError(f"ttt: steps must be at least 1 and decay in (0, 1], found {config.steps} and {config.decay}")
     return TTT(config)
