@@ -1,10 +1,11 @@
-"""Output head and soft cross-entropy in one pass: neither the logits nor their gradient ever exist for all rows.
+"""Output head and loss in one pass: the gradient of the logits never exists for all rows.
 
-The slow twin is `losses.soft_cross_entropy(hidden @ weight.T, target=law)`; a test compares value and gradients.
+The slow twins are the losses of `losses.py` on `hidden @ weight.T`; tests compare value and gradients.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,6 +68,59 @@ class _HeadCrossEntropy(torch.autograd.Function):
             (grad_weight * scale).to(weight_dtype),
             None,
             None,
+            None,
+            None,
+        )
+
+
+Rule = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
+"""(log q [m, W] float32, which rows) -> (losses [m], d losses / d logits [m, W]), weights included."""
+
+
+@torch.no_grad()
+def head_logits(hidden: Tensor, *, weight: Tensor) -> Tensor:
+    """hidden [n, H], weight [W, H] -> logits [n, W] in the dtype of products, without a gradient."""
+    dtype = torch.get_autocast_dtype(hidden.device.type) if _is_autocast(hidden) else hidden.dtype
+    with torch.autocast(hidden.device.type, enabled=False):
+        return hidden.to(dtype) @ weight.to(dtype).T
+
+
+def head_rule(hidden: Tensor, *, weight: Tensor, logits: Tensor, rule: Rule) -> Tensor:
+    """The sum of a rule's losses over all rows, scalar float32, with gradients to hidden and weight.
+
+    hidden: [n, H].  weight: [W, H].  logits: [n, W], what `head_logits` said of the same two.
+    """
+    return _HeadRule.apply(hidden, weight, logits, rule)  # type: ignore[no-any-return]
+
+
+class _HeadRule(torch.autograd.Function):
+    """As `_HeadCrossEntropy`, for any rule."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, logits: Tensor, rule: Rule) -> Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            rows, head = hidden.to(logits.dtype), weight.to(logits.dtype)
+            grad_hidden, grad_weight = torch.empty_like(rows), torch.zeros_like(weight, dtype=torch.float32)
+            total = hidden.new_zeros((), dtype=torch.float32)
+            for start in range(0, len(rows), CHUNK):
+                part = slice(start, start + CHUNK)
+                losses, slope = rule(logits[part].float().log_softmax(dim=-1), part)
+                total += losses.sum()
+                slope = slope.to(logits.dtype)
+                grad_hidden[part] = slope @ head
+                grad_weight += slope.T @ rows[part]
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.dtypes = hidden.dtype, weight.dtype
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        hidden_dtype, weight_dtype = ctx.dtypes
+        scale = grads[0]
+        return (
+            (grad_hidden * scale.to(grad_hidden.dtype)).to(hidden_dtype),
+            (grad_weight * scale).to(weight_dtype),
             None,
             None,
         )

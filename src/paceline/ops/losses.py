@@ -84,6 +84,15 @@ def acceptance_hybrid(logits: Tensor, *, target: Tensor, eta: float) -> Tensor:
     return weight * kl(logits, target=target) + (1.0 - weight) * total_variation(logits, target=target)
 
 
+def overconfidence(logits: Tensor, *, weight: Tensor) -> Tensor:
+    """sum w -log(1 - q), what a draft pays for its confidence in refused tokens (VSD's CAR, arXiv 2602.05774).
+
+    logits, weight (fixed, >= 0): [..., V] float.  Returns [...] float >= 0.
+    """
+    q = _log_law(logits).exp()
+    return -(_fixed(weight, like=q) * torch.log1p(-q)).sum(dim=-1)
+
+
 def _times_log(p: Tensor, log: Tensor) -> Tensor:
     """p * log with 0 * -inf = 0, also in the gradient: a masked logit is -inf and its token has no mass."""
     return p * log.masked_fill(p == 0, 0.0)

@@ -17,7 +17,7 @@ from paceline.config import TrainingSection
 from paceline.drafts._base import DraftNetwork
 from paceline.errors import ConfigError
 
-RESERVED = ("draft", "rng")  # names of other parts of a saved state
+RESERVED = ("draft", "rng", "objective")  # names of other parts of a saved state
 
 
 class Optimizers:

@@ -18,6 +18,7 @@ from paceline.config import Recipe, default_of
 from paceline.errors import ConfigError
 from paceline.store.training_state import TrainingState
 from paceline.store.weights import fill_module
+from paceline.training.objectives._base import Remembering
 from paceline.training.optimizers import RESERVED, Optimizers
 from paceline.training.prepare import Examples
 
@@ -79,6 +80,7 @@ def check_identity(found: Mapping[str, Any], *, expected: Mapping[str, Any], whe
 def take_state(
     draft: nn.Module,
     optimizers: Optimizers,
+    objective: object,
     *,
     counters: Counters,
     identity: Mapping[str, Any],
@@ -87,14 +89,25 @@ def take_state(
     """The state after `counters.step` steps; every process must call it."""
     tensors = {f"draft.{name}": tensor.detach() for name, tensor in draft.state_dict().items()}
     tensors |= dict(optimizers.state())
-    tensors |= _random_states(accelerator)
+    tensors |= _by_process("rng", _random_states(accelerator), accelerator=accelerator)
+    if isinstance(objective, Remembering):
+        tensors |= _by_process("objective", {"own": objective.state()}, accelerator=accelerator)
     return TrainingState(counters.step, tensors, {"counters": asdict(counters), "identity": dict(identity)})
 
 
 def put_state(
-    state: TrainingState, draft: nn.Module, optimizers: Optimizers, *, accelerator: Accelerator, where: str
+    state: TrainingState,
+    draft: nn.Module,
+    optimizers: Optimizers,
+    objective: object,
+    *,
+    accelerator: Accelerator,
+    where: str,
 ) -> Counters:
-    """Put a state back into a draft, an optimiser and the process's random state.  Raises CheckpointError."""
+    """Put a state back into a draft, an optimiser, an objective and the process's random state.
+
+    Raises CheckpointError.
+    """
     groups: dict[str, dict[str, Tensor]] = {}
     for name, tensor in state.tensors.items():
         kind, _, rest = name.partition(".")
@@ -105,20 +118,27 @@ def put_state(
     torch.set_rng_state(groups["rng"][f"cpu.{rank}"])
     if accelerator.device.type == "cuda":
         torch.cuda.set_rng_state(groups["rng"][f"cuda.{rank}"], accelerator.device)
+    if isinstance(objective, Remembering):
+        objective.load(groups["objective"][f"own.{rank}"])
     return Counters(**state.values["counters"])
 
 
 def _random_states(accelerator: Accelerator) -> dict[str, Tensor]:
-    """torch's global random states of every process; our own code draws from generators only, plug-ins may not."""
+    """torch's global random states of this process; our own code draws from generators only, plug-ins may not."""
     own = {"cpu": torch.get_rng_state()}
     if accelerator.device.type == "cuda":
         own["cuda"] = torch.cuda.get_rng_state(accelerator.device)
-    states: dict[str, Tensor] = {}
-    for kind, state in own.items():
-        gathered = accelerator.gather(state[None].to(accelerator.device))
+    return own
+
+
+def _by_process(group: str, own: dict[str, Tensor], *, accelerator: Accelerator) -> dict[str, Tensor]:
+    """Every process's tensors, which have the same shapes, as "group.name.rank"; every process must call it."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in own.items():
+        gathered = accelerator.gather(tensor[None].to(accelerator.device))
         assert isinstance(gathered, Tensor)
-        states |= {f"rng.{kind}.{rank}": row.cpu() for rank, row in enumerate(gathered)}
-    return states
+        found |= {f"{group}.{name}.{rank}": row.cpu() for rank, row in enumerate(gathered)}
+    return found
 
 
 def _short(value: Any) -> str:

@@ -185,8 +185,9 @@ class Trainer:
             found, best = state.values["identity"], str(self.out / BEST)
             check_identity(found, expected=self._identity, where=str(self.out), best=best)
             self._counters = put_state(
-                state, self.draft, self.optimizers, accelerator=self.accelerator, where=str(self.out / STATE)
-            )
+                state, self.draft, self.optimizers, self.job.objective,
+                accelerator=self.accelerator, where=str(self.out / STATE),
+            )  # fmt: skip
             if self.accelerator.is_main_process:
                 self._meter = Meter(self._counters.meter)
             self._say(f"resumed at step {state.step} of {self.plan.steps}")
@@ -289,6 +290,7 @@ class Trainer:
         state = take_state(
             self.draft,
             self.optimizers,
+            self.job.objective,
             counters=self._counters,
             identity=self._identity,
             accelerator=self.accelerator,

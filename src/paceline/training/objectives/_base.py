@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -53,6 +53,19 @@ class Objective(Protocol):
 
     def loss(self, draft: DraftNetwork, batch: TrainingBatch, target: TargetView, *, step: int) -> LossTerms:
         """Loss terms of a batch; `step` is the optimiser step, for schedules and for seeding what is drawn."""
+        ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """An objective that learns something of its own from the batches; a run's state has it, for each process."""
+
+    def state(self) -> Tensor:
+        """[k] float64, k the same at all times."""
+        ...
+
+    def load(self, state: Tensor) -> None:
+        """Put back what `state` returned."""
         ...
 
 
