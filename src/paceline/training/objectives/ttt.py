@@ -18,7 +18,7 @@ from paceline.ops.fused_losses import head_cross_entropy
 from paceline.records import LossTerms
 from paceline.training.collate import PREDICT
 from paceline.training.objectives._base import ObjectiveConfig, ObjectivePlugin, TargetView, TrainingBatch
-from paceline.training.paths import guided
+from paceline.training.paths import guided, refuse_steps
 
 HEAD_CHUNK = 512  # rows of target logits alive at once: 512 x 128k floats stay under 300 MB
 
@@ -109,6 +109,7 @@ def build(config: ObjectiveConfig, draft: object) -> TTT:
         raise ConfigError(f"objective ttt is defined for drafts with weights, not for {type(draft).__name__}")
     if config.steps < 1 or not 0 < config.decay <= 1:
         raise ConfigError(f"ttt: steps must be at least 1 and decay in (0, 1], found {config.steps} and {config.decay}")
+    refuse_steps(draft, steps=config.steps, key="objective.options.steps")
     return TTT(config)
 
 
