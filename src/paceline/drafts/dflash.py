@@ -1,7 +1,7 @@
 """DFlash: a few layers that say a whole block in one pass, reading the text before it from the target's features.
 
-Tensor names and shapes are those of the published checkpoints, so that their weights load (DFlash, arXiv 2602.06036; parts
-of Qwen3).
+Tensor names and shapes are those of the published checkpoints, so that their weights load (DFlash, arXiv 2602.06036;
+parts of Qwen3).
 The context is hidden_norm(fc(taps)), the same for every layer; each layer projects it with the weights that project the
 block.  Embedding and head are the target's, lent by `borrow`.
 """
