@@ -19,6 +19,7 @@ class TargetFacts:
 
     rope: the target's rotary settings as found in its configuration (either key layout).
     special_ids: ids that must always be in a reduced draft vocabulary (end of turn, end of text, ...).
+    unsaid_ids: ids that no text of the target holds, the fittest first; a draft may give one a meaning of its own.
     """
 
     vocab_size: int
@@ -32,6 +33,7 @@ class TargetFacts:
     max_positions: int
     rope: dict[str, object]
     special_ids: tuple[int, ...]
+    unsaid_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import paceline
+from fixtures_blocks import tiny_dflash
 from fixtures_decoding import CHAIN, SAMPLED_CHAIN, SAMPLED_TREE, TREE, new_tokens, plain, trips
 from fixtures_drafts import tiny_eagle3
 from fixtures_models import make_target, tiny_llama, tiny_mistral
@@ -22,7 +23,7 @@ ORDERS = [(0, 1, 2, 3), (3, 1, 0, 2), (2, 0, 3, 1)]
 TOKENS = 20
 DRAFTS = (
     "none", "pattern, chain", "ngram, tree", "eagle3, tree", "eagle3, sampled chain", "eagle3, sampled tree",
-    "small eagle3, sampled tree",
+    "small eagle3, sampled tree", "dflash, tree", "small dflash, sampled tree",
 )  # fmt: skip
 
 
@@ -46,9 +47,10 @@ def end() -> int:
 def drafts() -> dict[str, Any]:
     whole = [prompt + new_tokens(target().model, prompt, max_new_tokens=TOKENS) for prompt in rows()]
     eagle, small = tiny_eagle3(target()), tiny_eagle3(target(), words=5)
+    block, few = tiny_dflash(target()), tiny_dflash(target(), words=5)
     pairs = [
         (None, CHAIN), (trips(whole), CHAIN), (Ngram(NgramConfig()), TREE), (eagle, TREE), (eagle, SAMPLED_CHAIN),
-        (eagle, SAMPLED_TREE), (small, SAMPLED_TREE),
+        (eagle, SAMPLED_TREE), (small, SAMPLED_TREE), (block, TREE), (few, SAMPLED_TREE),
     ]  # fmt: skip
     return dict(zip(DRAFTS, pairs, strict=True))
 

@@ -17,6 +17,7 @@ from transformers import LogitsProcessor
 
 import paceline
 from exact.enumeration import outcomes
+from fixtures_blocks import tiny_dflash
 from fixtures_drafts import tiny_eagle3
 from fixtures_models import Scripted, bigram_model, make_target, random_table
 from paceline.decoding import options as opt
@@ -43,6 +44,11 @@ def bigram(vocab: int) -> tuple[Target, Tensor]:
 @functools.cache
 def eagle(vocab: int, words: int | None = None) -> Draft:
     return tiny_eagle3(bigram(vocab)[0], words=words, seed=3, scale=0.6)
+
+
+@functools.cache
+def block(vocab: int, words: int | None = None) -> Draft:
+    return tiny_dflash(bigram(vocab)[0], words=words, block=4, seed=3, scale=0.6)
 
 
 def scripted(vocab: int) -> Draft:
@@ -102,6 +108,10 @@ PROOFS: dict[str, tuple[int, Callable[[], Draft], ProposalPlan, dict[str, Any]]]
     "ranked tree": (4, lambda: eagle(4), RANKED_TREE, {"temperature": 0.7, "top_p": 0.9}),
     "ranked tree, processor": (4, lambda: eagle(4), RANKED_TREE, {"temperature": 1.0}),
     "ranked chain": (4, lambda: eagle(4, 3), ProposalPlan.chain(2), {"temperature": 1.0}),
+    "block, sampled chain": (3, lambda: block(3), SAMPLED_CHAIN, {"temperature": 0.7}),
+    "block, sampled tree, processor": (3, lambda: block(3), SAMPLED_TREE, {"temperature": 1.0}),
+    "block, sampled tree, small vocabulary": (4, lambda: block(4, 2), SAMPLED_TREE, {"temperature": 1.0, "top_k": 3}),
+    "block, ranked tree": (4, lambda: block(4), RANKED_TREE, {"temperature": 0.7, "top_p": 0.9}),
     "lookup tree": (4, lambda: scripted(4), RANKED_TREE, {"temperature": 1.0, "top_k": 3}),
 }
 
@@ -195,6 +205,11 @@ COUNTED: dict[str, tuple[Callable[[], Draft], ProposalPlan, dict[str, Any]]] = {
         {"temperature": 1.0},
     ),
     "T=0.7, sampled chain": (lambda: eagle(8), SAMPLED_CHAIN, {"temperature": 0.7}),
+    "block, T=1, sampled tree": (
+        lambda: block(8),
+        ProposalPlan(depth=2, width=3, nodes=6, law="sampled"),
+        {"temperature": 1.0},
+    ),
     "top-k 4, ranked tree": (lambda: eagle(8), RANKED_TREE, {"temperature": 1.0, "top_k": 4}),
     "top-p 0.8, lookup chain": (lambda: scripted(8), ProposalPlan.chain(2), {"temperature": 1.0, "top_p": 0.8}),
 }

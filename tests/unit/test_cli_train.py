@@ -48,6 +48,22 @@ def test_a_run_from_the_command_line(tmp_path, recipe, capsys):
     assert "starts from last, with its vocabulary of 40 words" in capsys.readouterr().out
 
 
+def test_a_block_draft_from_the_command_line(tmp_path, recipe, capsys):
+    out = tmp_path / "out"
+    changes = ["draft.name=dflash", "objective.name=dflash", 'objective.options={weights="dpace"}', "training.steps=2"]
+    changes += ["training.precision=bf16"]
+    assert run(["train", str(recipe), "--out", str(out), *(part for change in changes for part in ("-s", change))]) == 0
+    shown = capsys.readouterr().out
+    assert "draft: dflash" in shown and "40 of 64 words" in shown
+    loaded = load_draft(out / "last")
+    assert loaded.info.config.mask_token_id == tiny_tokenizer().pad_token_id
+    changes[1:] = ["validation.depth=9"]
+    arguments = [part for change in changes for part in ("-s", change)]
+    assert run(["train", str(recipe), "--out", str(tmp_path / "next"), *arguments]) == MISTAKE
+    assert "validation.depth is 9; a block of 8 says 7 tokens" in capsys.readouterr().err
+    assert not (tmp_path / "next").exists()
+
+
 def test_a_capture_from_the_command_line(tmp_path, recipe, capsys):
     features = tmp_path / "features"
     assert run(["capture", str(recipe), "--out", str(features), "--estimate"]) == 0

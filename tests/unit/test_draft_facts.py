@@ -12,6 +12,7 @@ from fixtures_drafts import tiny_eagle3
 from fixtures_models import make_target, tiny_llama
 from fixtures_text import tiny_tokenizer
 from paceline.errors import CheckpointError
+from paceline.plugins import plugin_names
 from paceline.store.checkpoint import DraftInfo, load_draft, read_info, save_draft
 from paceline.store.files import sha256_file
 from paceline.store.fingerprint import identify_target
@@ -134,7 +135,8 @@ def test_a_folder_never_chooses_what_is_imported(folder, tmp_path, monkeypatch):
     (tmp_path / "trap" / "wave.py").write_text("raise RuntimeError('imported')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     edit(folder, r"^draft = .*?$", 'draft = "trap.wave"')
-    assert "draft: found 'trap.wave', expected one of eagle3, ngram: a file never chooses" in complaint(folder)
+    known = ", ".join(plugin_names("drafts"))
+    assert f"draft: found 'trap.wave', expected one of {known}: a file never chooses" in complaint(folder)
     assert not {"trap", "trap.wave"} & sys.modules.keys()
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.ops.fused_losses import CHUNK, head_cross_entropy
-from paceline.ops.losses import soft_cross_entropy
+from paceline.ops.fused_losses import CHUNK, head_cross_entropy, head_label_losses
+from paceline.ops.losses import cross_entropy, soft_cross_entropy
 
 
 def case(rows: int) -> tuple[torch.Tensor, ...]:
@@ -111,3 +111,26 @@ class LiveBytes(TorchDispatchMode):
     def forget(self, key: int, size: int) -> None:
         self.known.discard(key)
         self.live -= size
+
+
+def test_each_rows_own_loss_equals_the_twin_with_any_weights() -> None:
+    for rows in (1, 7, CHUNK, CHUNK + 3):
+        hidden, weight, _, _, weights = case(rows)
+        labels = torch.arange(rows) % 31 - 1  # the first of them has none
+        losses, hits = head_label_losses(hidden, weight=weight, labels=labels)
+        (losses * weights * losses.detach()).sum().backward()
+        fast = hidden.grad, weight.grad
+        hidden.grad = weight.grad = None
+        logits = hidden @ weight.T
+        slow = cross_entropy(logits, labels=labels.clamp_min(0)) * (labels >= 0)
+        (slow * weights * slow.detach()).sum().backward()
+        assert torch.allclose(losses, slow, atol=1e-5)
+        assert torch.equal(hits, logits.argmax(dim=-1) == labels)
+        for one, two in zip(fast, (hidden.grad, weight.grad), strict=True):
+            assert one is not None and two is not None and torch.allclose(one, two, atol=1e-4, rtol=1e-4)
+
+
+def test_no_rows_have_no_losses() -> None:
+    hidden, weight, _, _, _ = case(4)
+    losses, hits = head_label_losses(hidden[:0], weight=weight, labels=torch.zeros(0, dtype=torch.int64))
+    assert (losses.shape, hits.dtype) == ((0,), torch.bool)

@@ -109,3 +109,35 @@ def test_front_index_is_a_permutation_that_starts_with_the_path():
     assert index.tolist() == [[0, 2, 5, 1, 3, 4], [0, 1, 2, 3, 4, 5]]
     rows = torch.arange(12).view(2, 6) * 10
     assert rows.gather(1, index)[0, :3].tolist() == [0, 20, 50]
+
+
+def all_of_product(scores, depth):
+    """Every node of the whole tree: path of ranks -> cumulative score."""
+    found, level = {}, {(): 0.0}
+    for place in range(depth):
+        level = {(*path, k): sum_ + s for path, sum_ in level.items() for k, s in enumerate(scores[place])}
+        found |= level
+    return found
+
+
+@pytest.mark.parametrize("budget", [1, 2, 5, 9, 40, 1000])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_of_a_product_are_the_best_of_the_whole_tree(budget, seed):
+    generator = torch.Generator().manual_seed(seed)
+    scores = [torch.randn(7, generator=generator).log_softmax(0).topk(3).values.tolist() for _ in range(4)]
+    tokens = [[10 * depth + k for k in range(3)] for depth in range(4)]
+    parents, ids = tree.best_of_product(scores, tokens=tokens, root=99, budget=budget)
+    assert (parents[0], ids[0]) == (-1, 99)
+    assert all(parent < node for node, parent in enumerate(parents))
+    every = all_of_product(scores, 4)
+    best = sorted(every, key=lambda path: -every[path])[: budget - 1]
+    paths = [tuple(ids[node] % 10 for node in tree.path(parents, node=place)[1:]) for place in range(1, len(ids))]
+    assert sorted(paths) == sorted(best) and len(set(paths)) == len(paths)
+    for below in tree.children(parents):
+        assert [ids[node] % 10 for node in below] == list(range(len(below)))  # siblings best first
+
+
+def test_a_sure_product_is_a_chain_and_an_impossible_token_is_no_node():
+    scores = [[0.0, -torch.inf], [0.0, -torch.inf]]
+    assert tree.best_of_product(scores, tokens=[[1, 2], [3, 4]], root=0, budget=9) == ([-1, 0, 1], [0, 1, 3])
+    assert tree.best_of_product([], tokens=[], root=5, budget=9) == ([-1], [5])

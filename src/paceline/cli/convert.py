@@ -12,10 +12,10 @@ def convert(
     source: Annotated[Path, typer.Argument(help="Draft folder: ours, or of the format named by --from.")],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     target: Annotated[str, typer.Option("--target", "-t", help="Target that the draft works for.")],
-    from_: Annotated[str | None, typer.Option("--from", help="Foreign format to read: eagle.")] = None,
-    to: Annotated[str | None, typer.Option("--to", help="Foreign format to write: eagle.")] = None,
+    from_: Annotated[str | None, typer.Option("--from", help="Foreign format to read: eagle, dflash.")] = None,
+    to: Annotated[str | None, typer.Option("--to", help="Foreign format to write: eagle, dflash.")] = None,
 ) -> None:
-    """Read a published draft (--from eagle) or write one that serving engines load (--to eagle)."""
+    """Read a published draft (--from FORMAT) or write one that serving engines load (--to FORMAT)."""
     import torch
     from rich.console import Console
 

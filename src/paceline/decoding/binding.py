@@ -5,12 +5,13 @@ Both doors, ours and transformers', come through here; it knows no arithmetic an
 
 from __future__ import annotations
 
+from paceline.decoding.blocks import BlockProposer
 from paceline.decoding.loop import DecodeLoop, RowState
 from paceline.decoding.options import Captured, Place, Recorder, draft_sampling, row_process, row_stop
 from paceline.decoding.plan import ProposalPlan
 from paceline.decoding.propose import LookupProposer, NoDraft, Proposer, SequentialProposer
 from paceline.decoding.sampling import DraftSampling, RowDice
-from paceline.drafts._base import DraftNetwork, LookupDraft, SequentialDraft
+from paceline.drafts._base import BlockDraft, DraftNetwork, LookupDraft, SequentialDraft
 from paceline.drafts._loaded import LoadedDraft
 from paceline.errors import ConfigError, UnsupportedOption
 from paceline.targets.generic import Target
@@ -59,6 +60,8 @@ def make_proposer(draft: Draft | None, target: Target, *, plan: ProposalPlan, sa
                 f"the draft is on {draft.head_weight.device}, the target on {target.device}; move one of them"
             )
         draft.borrow(target)
+        if isinstance(draft, BlockDraft):
+            return BlockProposer(draft, target, plan, sampling)
         assert isinstance(draft, SequentialDraft), f"no proposer for a {type(draft).__name__}"
         return SequentialProposer(draft, target, plan, sampling)
     if plan.law == "sampled":

@@ -20,6 +20,9 @@ from paceline.drafts._layers import Attention, LayerParts
 from paceline.ops.vocab import DraftVocab
 from paceline.records import TargetFacts
 
+# (layer, queries [B, A, n, C], keys and values of the block [B, A_kv, n, C] each) -> mixed values [B, A, n, C].
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
 
 class DraftConfig(Section):
     """Base of every draft's configuration: stored in draft.toml, strict, frozen.
@@ -152,6 +155,31 @@ class SequentialDraft(DraftNetwork):
         keys, values = cache.write(0, keys=keys, values=values)
         queries = self.attention.queries(inputs, cos=cos, sin=sin)
         return self.finish(residual, self.attention.attend(queries, keys, values, mask=visible))
+
+
+class BlockDraft(DraftNetwork):
+    """A draft that says several positions in one pass: the block is the last token, then marks, all seeing each other.
+
+    What a block sees of the text before it are keys and values made of the target's features alone, so they stay as
+    they are once made.  Decoding (over a cache) and training (over a batch) run the same two parts.
+    block_size: tokens of a block, its first one included; slot k (1 to block_size - 1) says the token k places behind
+    it.  mask_token_id: the token that stands for a mark.
+    """
+
+    block_size: int
+    mask_token_id: int
+
+    @abstractmethod
+    def context(self, features: Tensor, *, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Each layer's keys and values of fused features [B, n, Hd] at positions [B, n]: two [B, A_kv, n, C]."""
+
+    @abstractmethod
+    def block(self, embeds: Tensor, *, positions: Tensor, attend: Attend) -> Tensor:
+        """Hidden states [B, n, Hd] of whole blocks; those of slot k say the token k places behind the first.
+
+        embeds: [B, n, H] with n = block_size.  positions: [B, n] int64.  attend: lets each layer's queries see the
+        context before the block, and all of the block.
+        """
 
 
 @runtime_checkable

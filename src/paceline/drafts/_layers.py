@@ -67,16 +67,8 @@ class Attention(nn.Module):
         return keys, self._split(self.v_proj(x), self.kv_heads)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor) -> Tensor:
-        """Attention output [B, n, width].  mask: [B, 1, n, S] bool or additive.
-
-        The groups of query heads are folded into rows, so that keys and values are read once and never repeated.
-        """
-        batch, _heads, rows, width = queries.shape
-        groups = self.heads // self.kv_heads
-        folded = queries.reshape(batch, self.kv_heads, groups * rows, width)
-        tiled = mask.expand(-1, -1, rows, -1).repeat(1, 1, groups, 1) if groups > 1 else mask
-        mixed = F.scaled_dot_product_attention(folded, keys, values, attn_mask=tiled)
-        return self.project(mixed.reshape(batch, self.heads, rows, width))
+        """Attention output [B, n, width].  mask: [B, 1, n, S] bool or additive."""
+        return self.project(mix(queries, keys, values, mask=mask))
 
     def project(self, mixed: Tensor) -> Tensor:
         """Mixed values [B, A, n, C] -> [B, n, width]."""
@@ -85,6 +77,20 @@ class Attention(nn.Module):
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
         return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
+
+
+def mix(queries: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor) -> Tensor:
+    """Grouped-query attention before its last projection: [B, A, n, C], [B, A_kv, S, C] twice -> [B, A, n, C].
+
+    mask: [B, 1, n, S] bool or additive.  The groups of query heads are folded into rows, so that keys and values are
+    read once and never repeated.
+    """
+    batch, heads, rows, width = queries.shape
+    groups = heads // keys.shape[1]
+    folded = queries.reshape(batch, keys.shape[1], groups * rows, width)
+    tiled = mask.expand(-1, -1, rows, -1).repeat(1, 1, groups, 1) if groups > 1 else mask
+    mixed = F.scaled_dot_product_attention(folded, keys, values, attn_mask=tiled)
+    return mixed.reshape(batch, heads, rows, width)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 CHUNK = 512  # rows at a time: 512 x 4096 floats are 8 MB; fewer rows cost more passes over the weight's gradient
 
@@ -25,6 +27,28 @@ def head_cross_entropy(
     """
     total, losses, hits = _HeadCrossEntropy.apply(hidden, weight, laws, place, row_weights, labels)  # type: ignore[misc]
     return total, losses, hits
+
+
+def head_label_losses(hidden: Tensor, *, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """-log q_i(label_i) with q_i = softmax(weight @ hidden_i), each row's own, so that weights may depend on them.
+
+    Logits exist a chunk at a time and are made again in the backward pass.
+    hidden: [n, H].  weight: [W, H].  labels: [n] int64 ids, -1 = none, whose loss is 0.
+    Returns (losses: [n] float32, whether q is largest at label: [n] bool).
+    """
+
+    def part(rows: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        logits = F.linear(rows, weight).float()
+        chosen = logits.gather(1, wanted[:, None].clamp_min(0))[:, 0]
+        known = wanted >= 0
+        losses = (logits.logsumexp(dim=-1) - chosen).masked_fill(~known, 0.0)
+        return losses, (chosen >= logits.amax(dim=-1)) & known
+
+    found: list[tuple[Tensor, Tensor]] = []
+    for start in range(0, max(len(hidden), 1), CHUNK):
+        rows, wanted = hidden[start : start + CHUNK], labels[start : start + CHUNK]
+        found.append(checkpoint(part, rows, wanted, use_reentrant=False))  # type: ignore[arg-type]
+    return torch.cat([losses for losses, _ in found]), torch.cat([hits for _, hits in found])
 
 
 class _HeadCrossEntropy(torch.autograd.Function):

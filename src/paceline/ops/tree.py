@@ -4,6 +4,7 @@ Node 0 is the last committed token, a parent always stands before its children, 
 a padding node). It knows neither laws nor caches: scores come in as numbers and indices go out.
 """
 
+import heapq
 from collections.abc import Sequence
 
 import torch
@@ -82,6 +83,35 @@ def best_nodes(parents: Sequence[int], *, scores: Sequence[float], tokens: Seque
         nodes.sort(key=lambda n: (place[parents[n]], -score[n], tokens[n], n))
         place.update({n: len(place) + offset for offset, n in enumerate(nodes)})
     return list(place)
+
+
+def best_of_product(
+    scores: Sequence[Sequence[float]], *, tokens: Sequence[Sequence[int]], root: int, budget: int
+) -> tuple[list[int], list[int]]:
+    """The `budget` best nodes of a tree in which all nodes of a level have the same children with the same log q.
+
+    Exact without building that tree: a node is taken before its children, and a child before its next sibling.
+    scores: per level the children's log q, highest first, all <= 0; tokens: their ids.  root: token of node 0.
+    budget: number of nodes kept, root included.  Equal scores keep the shallower node, then the smaller token id.
+    Returns (parents, tokens), parents before children, siblings best first.  For ranked trees only.
+    """
+    parents, ids, worth = [-1], [root], [0.0]
+    open_nodes: list[tuple[float, int, int, int, int]] = []  # (-score, depth, token, parent, rank among siblings)
+
+    def offer(parent: int, depth: int, rank: int) -> None:
+        if depth <= len(scores) and rank < len(scores[depth - 1]) and scores[depth - 1][rank] > -float("inf"):
+            score = worth[parent] + scores[depth - 1][rank]
+            heapq.heappush(open_nodes, (-score, depth, tokens[depth - 1][rank], parent, rank))
+
+    offer(0, 1, 0)
+    while open_nodes and len(parents) < budget:
+        loss, depth, token, parent, rank = heapq.heappop(open_nodes)
+        parents.append(parent)
+        ids.append(token)
+        worth.append(-loss)
+        offer(len(parents) - 1, depth + 1, 0)
+        offer(parent, depth, rank + 1)
+    return parents, ids
 
 
 def reindex(parents: Sequence[int], *, kept: Sequence[int]) -> list[int]:

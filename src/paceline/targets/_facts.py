@@ -31,6 +31,7 @@ def facts_of(model: Any, tokenizer: Any = None) -> TargetFacts:
         max_positions=values.get("max_position_embeddings") or 2048,
         rope=_rope(values),
         special_ids=special_ids(model, tokenizer),
+        unsaid_ids=unsaid_ids(model, tokenizer),
     )
 
 
@@ -60,3 +61,38 @@ def special_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
         ids.update(tokenizer.all_special_ids)
     size = text_config(model).vocab_size
     return tuple(sorted(token for token in ids if 0 <= token < size))
+
+
+def unsaid_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Ids that no text of the target holds, the fittest first; () without a tokenizer, which alone could tell.
+
+    The tokenizer's mask token; rows of the embedding without a token, lowest first; special tokens without a role that
+    the chat template does not write; a padding token that is nothing else.  A row of zeros is left out: attention
+    could not tell one such place from another.
+    """
+    if tokenizer is None:
+        return ()
+    size = text_config(model).vocab_size
+    known = set(tokenizer.get_vocab().values())
+    framing = set(special_ids(model, tokenizer))
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    spare = [
+        token
+        for token, entry in sorted(tokenizer.added_tokens_decoder.items())
+        if entry.special and token not in framing and entry.content not in template
+    ]
+    pad = tokenizer.pad_token_id
+    other_roles = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id, *_ends(model)}
+    candidates = [
+        *([] if getattr(tokenizer, "mask_token_id", None) is None else [tokenizer.mask_token_id]),
+        *(token for token in range(size) if token not in known),
+        *spare,
+        *([] if pad is None or pad in other_roles else [pad]),
+    ]
+    rows = model.get_input_embeddings().weight
+    return tuple(token for token in dict.fromkeys(candidates) if token < size and bool(rows[token].any()))
+
+
+def _ends(model: Any) -> set[int]:
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    return set(ends if isinstance(ends, (list, tuple)) else [] if ends is None else [ends])

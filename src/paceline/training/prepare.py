@@ -26,6 +26,7 @@ from paceline.store.hub import load_target
 from paceline.targets._facts import facts_of
 from paceline.targets.generic import Target
 from paceline.training.objectives._base import Objective, ObjectiveConfig, ObjectivePlugin
+from paceline.training.paths import refuse_steps
 from paceline.training.plan import RunPlan, hold_out
 from paceline.training.sources import target_states
 
@@ -96,6 +97,7 @@ def prepare(recipe: Recipe, *, target: Target, init_from: Path | None = None, sa
     examples = read_examples(recipe, target=target, chat=chat, say=say)
     draft, info = _first_draft(recipe, target=target, chat=chat, examples=examples.train, init_from=init_from, say=say)
     draft.borrow(target)
+    refuse_steps(draft, steps=recipe.validation.depth, key="validation.depth")
     target.set_taps(draft.taps)
     plugin, options = _objective(recipe)
     return Job(recipe, target, examples, draft, info, plugin.build(options, draft))

@@ -20,7 +20,7 @@ from paceline.records import LossTerms
 from paceline.training.collate import PREDICT
 from paceline.training.laws import target_laws
 from paceline.training.objectives._base import ObjectiveConfig, ObjectivePlugin, TargetView, TrainingBatch
-from paceline.training.paths import guided
+from paceline.training.paths import guided, refuse_steps
 
 
 class LKConfig(ObjectiveConfig):
@@ -84,6 +84,7 @@ def build(config: ObjectiveConfig, draft: object) -> LK:
     assert isinstance(config, LKConfig)
     if not isinstance(draft, DraftNetwork):
         raise ConfigError(f"objective lk is defined for drafts with weights, not for {type(draft).__name__}")
+    refuse_steps(draft, steps=config.steps, key="objective.options.steps")
     return LK(config)
 
 

@@ -17,7 +17,7 @@ from paceline.records import LossTerms
 from paceline.training.collate import PREDICT
 from paceline.training.laws import target_laws
 from paceline.training.objectives._base import ObjectiveConfig, ObjectivePlugin, TargetView, TrainingBatch
-from paceline.training.paths import guided
+from paceline.training.paths import guided, refuse_steps
 
 
 class TTTConfig(ObjectiveConfig):
@@ -69,6 +69,7 @@ def build(config: ObjectiveConfig, draft: object) -> TTT:
         raise ConfigError(f"objective ttt is defined for drafts with weights, not for {type(draft).__name__}")
     if config.steps < 1 or not 0 < config.decay <= 1:
         raise ConfigError(f"ttt: steps must be at least 1 and decay in (0, 1], found {config.steps} and {config.decay}")
+    refuse_steps(draft, steps=config.steps, key="objective.options.steps")
     return TTT(config)
 
 

@@ -24,6 +24,7 @@ from paceline.training.objectives._arw import RejectionWeight
 from paceline.training.objectives._base import ObjectiveConfig, ObjectivePlugin, TargetView, TrainingBatch
 from paceline.training.objectives._oracle import OracleStep, oracle_steps
 from paceline.training.objectives._proposals import Fate, Weights, among_best, chances, counted, draw, expect
+from paceline.training.paths import refuse_steps
 
 NOTHING = 1e-12  # a share of refused mass below it has no mean
 
@@ -170,6 +171,7 @@ def build(config: ObjectiveConfig, draft: object) -> VSD:
     assert isinstance(config, VSDConfig)
     if not isinstance(draft, DraftNetwork):
         raise ConfigError(f"objective vsd is defined for drafts with weights, not for {type(draft).__name__}")
+    refuse_steps(draft, steps=config.steps, key="objective.options.steps")
     return VSD(config)
 
 
