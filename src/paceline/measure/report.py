@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from paceline.errors import DataError
 from paceline.measure.record import usable
+from paceline.measure.study_tables import pair_tables, study_tables
 from paceline.measure.table import Record, Table, markdown, pm
 from paceline.store.figures import size_text
 
@@ -239,4 +240,6 @@ RENDERERS: Mapping[str, Callable[[Record], list[Table]]] = {
     "bench": bench_tables,
     "verify-cost": verify_cost_tables,
     "training-cost": training_cost_tables,
+    "study": study_tables,
+    "pair": pair_tables,
 }
