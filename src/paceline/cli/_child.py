@@ -57,7 +57,7 @@ def run_child(work: Callable[..., None], arguments: tuple[Any, ...], *, log: Pat
         raise PacelineError(refusal)
     if process.exitcode != 0:
         raise PacelineError(
-            f"the process that did it ended with code {process.exitcode}: see the end of {log}; the same command goes on"
+            f"its process ended with code {process.exitcode}: see the end of {log}; the same command goes on"
         )
 
 

@@ -111,17 +111,23 @@ def pair_record(result: StudyResult, *, arm: str, plan: str, temperature: float)
         "arms": {"baseline": result.baseline, "compared": arm},
         "plan": plan,
         "temperature": temperature,
-        **{key: value for key, value in own.items() if "gain" in key},
+        **_gains(own),
         "num_prompts": own["num_prompts"],
         "seeds": own["seeds"],
         "identical": own["identical"],
-        "per_file": own["per_file"],
+        "per_file": {file: {"n": figures["n"], **_gains(figures)} for file, figures in own["per_file"].items()},
         "costs": {name: _costs(result, name) for name in (result.baseline, arm)},
         "baseline": _bench_record(result, result.baseline, plan=plan, temperature=temperature),
         arm: _bench_record(result, arm, plan=plan, temperature=temperature),
         "study": dict(result.about),
         "manifest": dict(result.manifest),
     }
+
+
+def _gains(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The gains alone, their errors under the shorter names too that a comparison is asked for by."""
+    kept = {name: value for name, value in figures.items() if "gain" in name}
+    return kept | {f"{name}_se": figures[f"{name}_pct_se"] for name in ("length_gain", "s_wall_gain")}
 
 
 def any_differs(result: StudyResult) -> bool:

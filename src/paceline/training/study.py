@@ -182,7 +182,7 @@ def _check_names(study: Study, *, source: str) -> None:
     for key, found, known in wanted:
         if found not in known:
             raise ConfigError(
-                f"{source}: {key}: found {found}, which the study has not; {suggestion(found, known=known)}"
+                f"{source}: {key}: found {found}, expected one of the study; {suggestion(found, known=known)}"
             )
 
 
