@@ -260,9 +260,19 @@ def _found(value: Any) -> str:
 def _keys(schema: type[BaseModel], *, loc: tuple[int | str, ...]) -> list[str]:
     """Keys of the section that a path leads to; none if the path leads elsewhere."""
     for key in loc:
-        field = schema.model_fields.get(str(key))
-        annotation: Any = field.annotation if field is not None else None
-        if not (isinstance(annotation, type) and issubclass(annotation, Section)):
+        if isinstance(key, int):  # a section of a list of them
+            continue
+        field = schema.model_fields.get(key)
+        inner = _section_in(field.annotation) if field is not None else None
+        if inner is None:
             return []
-        schema = annotation
+        schema = inner
     return sorted(schema.model_fields)
+
+
+def _section_in(annotation: Any) -> type[Section] | None:
+    """The section that a field holds: alone, in a list, or where it may be left out."""
+    for each in (annotation, *get_args(annotation)):
+        if isinstance(each, type) and issubclass(each, Section):
+            return each
+    return None

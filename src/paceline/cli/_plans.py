@@ -16,8 +16,8 @@ _CHAIN = re.compile(r"chain:(\d+)(?::(ranked|sampled))?")
 _TREE = re.compile(r"tree:(\d+)x(\d+):(\d+)(?::(ranked|sampled))?")
 
 
-def parse_plan(text: str) -> "ProposalPlan":
-    """The plan of a spelling.  Raises ConfigError."""
+def parse_plan(text: str, *, option: str = "--plan") -> "ProposalPlan":
+    """The plan of a spelling.  option: how errors name where it stands.  Raises ConfigError."""
     from paceline.decoding.plan import ProposalPlan
 
     if found := _CHAIN.fullmatch(text):
@@ -25,7 +25,7 @@ def parse_plan(text: str) -> "ProposalPlan":
     if found := _TREE.fullmatch(text):
         law = "sampled" if found[4] == "sampled" else "ranked"
         return ProposalPlan(depth=int(found[1]), width=int(found[2]), nodes=int(found[3]), law=law)
-    raise ConfigError(f"--plan: found '{text}', expected {SPELLING}")
+    raise ConfigError(f"{option}: found '{text}', expected {SPELLING}")
 
 
 def file_part(text: str) -> str:

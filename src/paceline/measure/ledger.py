@@ -190,11 +190,12 @@ def _line(line: dict[str, Any]) -> _Line:
     if "replaces" in line:
         return _Line(replaces=list(map(str, line["replaces"])))
     return _Line(
-        conversation=int(line["conversation"]), observations=[_observation(one) for one in line["observations"]]
+        conversation=int(line["conversation"]), observations=[read_observation(one) for one in line["observations"]]
     )
 
 
-def _observation(line: dict[str, Any]) -> Observation:
+def read_observation(line: Mapping[str, Any]) -> Observation:
+    """The inverse of `dataclasses.asdict`, after a way through JSON."""
     results = {name: Measured.from_json(each) for name, each in line["results"].items()}
     mismatches = {name: Mismatch(**each) for name, each in line["mismatches"].items()}
     plain = {key: value for key, value in line.items() if key not in ("results", "mismatches")}

@@ -90,7 +90,7 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
     Raises DataError when it is too large even so.
     """
     text = to_json(record)
-    if len(text.encode()) >= MAX_BYTES:
+    if len(text.encode()) >= MAX_BYTES and record.get("requests") is not None:
         note = f"the columns of single requests are left out: with them the record has {len(text.encode())} bytes"
         text = to_json({**record, "requests": None, "warnings": [*record["warnings"], note]})
     if len(text.encode()) >= MAX_BYTES:

@@ -7,26 +7,15 @@ records whose names begin with NAME.  It knows neither files nor colours.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from paceline.errors import DataError
 from paceline.measure.record import usable
+from paceline.measure.study_tables import pair_tables, study_tables
+from paceline.measure.table import Record, Table, markdown, pm
 from paceline.store.figures import size_text
 
 BLOCK = re.compile(r"(<!-- results:([\w-]+) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
-PLUS_MINUS = "\u00b1"
-Record = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A title, column heads and rows of text.  The first column is text, the others are figures."""
-
-    title: str
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 def bench_tables(record: Record) -> list[Table]:
@@ -52,8 +41,8 @@ def comparison(records: Mapping[str, Record]) -> Table:
     rows = [
         (
             name, _named(record, "target"), _named(record, "draft"), record["plan"] or "plain", str(record["n"]),
-            _pm(record, "accepted_length"), _pm(record, "accepted_drafted"), _pm(record, "s_wall"),
-            _pm(record, "tokens_per_s_plain", digits=1), _pm(record, "tokens_per_s_draft", digits=1),
+            pm(record, "accepted_length"), pm(record, "accepted_drafted"), pm(record, "s_wall"),
+            pm(record, "tokens_per_s_plain", digits=1), pm(record, "tokens_per_s_draft", digits=1),
             _claim(record["identical"]),
         )
         for name, record in sorted(records.items())
@@ -74,13 +63,6 @@ def conditions(record: Record) -> str:
         f"paceline {manifest['paceline']}. Errors are standard errors by bootstrap over prompts; "
         "plain and speculative runs are interleaved."
     )
-
-
-def markdown(table: Table) -> str:
-    """A table as GitHub Markdown, its title in bold above it."""
-    align = ["---", *["---:"] * (len(table.heads) - 1)]
-    lines = [_line(table.heads), _line(align), *(_line(row) for row in table.rows)]
-    return "\n".join([f"**{table.title}**", "", *lines])
 
 
 def results_block(records: Mapping[str, Record], *, details: bool = True) -> str:
@@ -132,38 +114,38 @@ def _renderer(name: str, record: Record) -> Callable[[Record], list[Table]]:
 
 def _summary(record: Record) -> Table:
     rows = (
-        ("accepted length L, with the target's own token", _pm(record, "accepted_length")),
-        ("accepted drafted tokens a, without it", _pm(record, "accepted_drafted")),
-        ("mean of the requests' own L", _pm(record, "accepted_length_by_request")),
-        ("share of tokens that the draft wrote", _pm(record, "drafted_share")),
-        ("drafted nodes per round", _pm(record, "nodes_per_round")),
+        ("accepted length L, with the target's own token", pm(record, "accepted_length")),
+        ("accepted drafted tokens a, without it", pm(record, "accepted_drafted")),
+        ("mean of the requests' own L", pm(record, "accepted_length_by_request")),
+        ("share of tokens that the draft wrote", pm(record, "drafted_share")),
+        ("drafted nodes per round", pm(record, "nodes_per_round")),
         ("rounds", str(record["rounds"])),
-        ("speed-up, whole call (S_wall)", _pm(record, "s_wall")),
-        ("speed-up without prefill", _pm(record, "s_decode")),
-        ("model of the speed-up (S_model), not a speed-up", _pm(record, "s_model")),
-        ("target call on one row, ms", _pm(record, "t_plain", factor=1000, digits=1)),
-        ("target call on a proposal, ms", _pm(record, "t_verify", factor=1000, digits=1)),
-        ("drafting a proposal, ms", _pm(record, "t_draft", factor=1000, digits=1)),
+        ("speed-up, whole call (S_wall)", pm(record, "s_wall")),
+        ("speed-up without prefill", pm(record, "s_decode")),
+        ("model of the speed-up (S_model), not a speed-up", pm(record, "s_model")),
+        ("target call on one row, ms", pm(record, "t_plain", factor=1000, digits=1)),
+        ("target call on a proposal, ms", pm(record, "t_verify", factor=1000, digits=1)),
+        ("drafting a proposal, ms", pm(record, "t_draft", factor=1000, digits=1)),
     )
     kept = tuple(row for row in rows if row[1] != "-")
     return Table(f"{record['plan'] or 'plain'}: {record['n']} requests", ("metric", "value"), kept)
 
 
 def _speeds(record: Record) -> Table:
-    rows = [("plain", _pm(record, "tokens_per_s_plain", digits=1), "1", "-")]
+    rows = [("plain", pm(record, "tokens_per_s_plain", digits=1), "1", "-")]
     if record["plan"] is not None:
-        speed = _pm(record, "tokens_per_s_draft", digits=1)
-        rows.append((f"draft, {record['plan']}", speed, _pm(record, "s_wall"), _claim(record["identical"])))
+        speed = pm(record, "tokens_per_s_draft", digits=1)
+        rows.append((f"draft, {record['plan']}", speed, pm(record, "s_wall"), _claim(record["identical"])))
     for name, base in record["baselines"].items():
         claim = _claim(base["identical"])
-        rows.append((f"{name}: {base['about']}", _pm(base, "tokens_per_s", digits=1), _pm(base, "s_wall"), claim))
+        rows.append((f"{name}: {base['about']}", pm(base, "tokens_per_s", digits=1), pm(base, "s_wall"), claim))
     return Table("Speed", ("decoder", "tokens/s", "speed-up", "same tokens as plain"), tuple(rows))
 
 
 def _by_depth(record: Record) -> Table:
     heads = ("depth", "accepted if reached", "accepted of all rounds", "offered")
     rows = [
-        (str(row["depth"]), _pm(row, "conditional", digits=3), _pm(row, "cumulative", digits=3), str(row["offered"]))
+        (str(row["depth"]), pm(row, "conditional", digits=3), pm(row, "cumulative", digits=3), str(row["offered"]))
         for row in record["acceptance_by_depth"]
     ]
     return Table("Acceptance by depth", heads, tuple(rows))
@@ -173,8 +155,8 @@ def _groups(title: str, head: str, groups: Mapping[str, Record]) -> Table:
     heads = (head, "n", "L", "speed-up", "plain tok/s", "draft tok/s")
     rows = [
         (
-            label, str(group["n"]), _pm(group, "accepted_length"), _pm(group, "s_wall"),
-            _pm(group, "tokens_per_s_plain", digits=1), _pm(group, "tokens_per_s_draft", digits=1),
+            label, str(group["n"]), pm(group, "accepted_length"), pm(group, "s_wall"),
+            pm(group, "tokens_per_s_plain", digits=1), pm(group, "tokens_per_s_draft", digits=1),
         )
         for label, group in groups.items()
     ]  # fmt: skip
@@ -187,8 +169,8 @@ def _plans(record: Record) -> Table:
     heads = ("plan", "nodes", "L", "speed-up", "tokens/s", "identical")
     rows = [
         (
-            each["plan"], _pm(each, "nodes_per_round", digits=1), _pm(each, "accepted_length"),
-            _pm(each, "s_wall"), _pm(each, "tokens_per_s_draft", digits=1), _claim(each["identical"]),
+            each["plan"], pm(each, "nodes_per_round", digits=1), pm(each, "accepted_length"),
+            pm(each, "s_wall"), pm(each, "tokens_per_s_draft", digits=1), _claim(each["identical"]),
         )
         for each in (record, *record["other_plans"])
     ]  # fmt: skip
@@ -202,24 +184,12 @@ def _shares(record: Record) -> Table:
     return Table("Where the time goes", ("decoder", *phases), tuple(rows))
 
 
-def _pm(record: Record, name: str, *, digits: int = 2, factor: float = 1.0) -> str:
-    """Value and error, the value alone where there is no error, `-` where there is no value."""
-    value, error = record.get(name), record.get(f"{name}_se")
-    if value is None:
-        return "-"
-    return f"{value * factor:.{digits}f}" + ("" if error is None else f" {PLUS_MINUS} {error * factor:.{digits}f}")
-
-
 def _claim(is_identical: bool | None) -> str:
     return "not comparable" if is_identical is None else "yes" if is_identical else "NO"
 
 
 def _named(record: Record, role: str) -> str:
     return str((record["manifest"].get(role) or {}).get("name", "-"))
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
 def verify_cost_tables(record: Record) -> list[Table]:
@@ -270,4 +240,6 @@ RENDERERS: Mapping[str, Callable[[Record], list[Table]]] = {
     "bench": bench_tables,
     "verify-cost": verify_cost_tables,
     "training-cost": training_cost_tables,
+    "study": study_tables,
+    "pair": pair_tables,
 }

@@ -73,9 +73,11 @@ def plain_system(target: Target, *, sampling: Sampling) -> System:
     return System(PLAIN, "the target alone, decoded by Paceline", _ours(target, None, None, sampling))
 
 
-def draft_system(target: Target, draft: Draft, *, plan: ProposalPlan, sampling: Sampling) -> System:
-    """The same loop with a draft."""
-    return System(str(plan), f"with the draft, {plan}", _ours(target, draft, plan, sampling))
+def draft_system(
+    target: Target, draft: Draft, *, plan: ProposalPlan, sampling: Sampling, name: str | None = None
+) -> System:
+    """The same loop with a draft.  name: where a run has several drafts; None for the plan's own."""
+    return System(name or str(plan), f"with the draft, {plan}", _ours(target, draft, plan, sampling))
 
 
 def baseline_system(name: str, target: Target, *, sampling: Sampling, assistant: Any = None) -> System:

@@ -25,11 +25,7 @@ class Optimizers:
 
     def __init__(self, draft: DraftNetwork, training: TrainingSection) -> None:
         self._named = [(name, weight) for name, weight in draft.named_parameters() if weight.requires_grad]
-        head = draft.head_weight
-        is_inner = {name: weight.dim() == 2 and weight is not head for name, weight in self._named}
-        by_muon = training.optimizer == "muon"
-        inner = [weight for name, weight in self._named if by_muon and is_inner[name]]
-        others = [weight for name, weight in self._named if not (by_muon and is_inner[name])]
+        inner, others = shared_out(draft, training)
         self._parts: list[Optimizer] = [_adamw(others, training)]
         if inner:
             self._parts.append(_muon(inner, training))
@@ -59,6 +55,16 @@ class Optimizers:
                 found = {kind: values[name] for kind, values in moments.items() if name in values}
                 if found:  # copied, because the file is mapped, not read
                     part.state[weight] = {kind: value.to(weight.device, copy=True) for kind, value in found.items()}
+
+
+def shared_out(draft: DraftNetwork, training: TrainingSection) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The weights that Muon updates, and those that AdamW does."""
+    trained = [weight for weight in draft.parameters() if weight.requires_grad]
+    if training.optimizer != "muon":
+        return [], trained
+    head = draft.head_weight
+    inner = [weight for weight in trained if weight.dim() == 2 and weight is not head]
+    return inner, [weight for weight in trained if weight.dim() != 2 or weight is head]
 
 
 def _adamw(weights: list[nn.Parameter], training: TrainingSection) -> Optimizer:

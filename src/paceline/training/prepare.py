@@ -175,6 +175,17 @@ def _build(
     return built
 
 
+def draft_config(recipe: Recipe, facts: TargetFacts) -> tuple[DraftPlugin, DraftConfig]:
+    """The recipe's kind of draft and its sizes for a target with these facts.  Raises ConfigError."""
+    plugin = _draft_plugin(recipe)
+    return plugin, plugin.configure(facts, _draft_options(recipe, plugin=plugin, facts=facts))
+
+
+def objective_options(recipe: Recipe) -> ObjectiveConfig:
+    """The objective's options, parsed.  Raises ConfigError."""
+    return _objective(recipe)[1]
+
+
 def _draft_plugin(recipe: Recipe) -> DraftPlugin:
     plugin: DraftPlugin = load_plugin("drafts", name=recipe.draft.name, kind=DraftPlugin)
     if not plugin.has_weights:
@@ -211,8 +222,8 @@ def _first_draft(
     init_from: Path | None,
     say: Say,
 ) -> tuple[DraftNetwork, DraftInfo]:
-    facts, plugin = facts_of(target.model, target.tokenizer), _draft_plugin(recipe)
-    config = plugin.configure(facts, _draft_options(recipe, plugin=plugin, facts=facts))
+    facts = facts_of(target.model, target.tokenizer)
+    plugin, config = draft_config(recipe, facts)
     identity = identify_target(target)
     notes = {"max_length": recipe.data.max_length}
     if init_from is not None:
