@@ -7,26 +7,16 @@ records whose names begin with NAME.  It knows neither files nor colours.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from paceline.errors import DataError
+from paceline.measure.diagnose_tables import diagnose_tables
 from paceline.measure.record import usable
+from paceline.measure.tables import Record, Table, markdown
+from paceline.measure.tables import plus_minus as _pm
 from paceline.store.figures import size_text
 
 BLOCK = re.compile(r"(<!-- results:([\w-]+) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
-PLUS_MINUS = "\u00b1"
-Record = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A title, column heads and rows of text.  The first column is text, the others are figures."""
-
-    title: str
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 def bench_tables(record: Record) -> list[Table]:
@@ -74,13 +64,6 @@ def conditions(record: Record) -> str:
         f"paceline {manifest['paceline']}. Errors are standard errors by bootstrap over prompts; "
         "plain and speculative runs are interleaved."
     )
-
-
-def markdown(table: Table) -> str:
-    """A table as GitHub Markdown, its title in bold above it."""
-    align = ["---", *["---:"] * (len(table.heads) - 1)]
-    lines = [_line(table.heads), _line(align), *(_line(row) for row in table.rows)]
-    return "\n".join([f"**{table.title}**", "", *lines])
 
 
 def results_block(records: Mapping[str, Record], *, details: bool = True) -> str:
@@ -202,24 +185,12 @@ def _shares(record: Record) -> Table:
     return Table("Where the time goes", ("decoder", *phases), tuple(rows))
 
 
-def _pm(record: Record, name: str, *, digits: int = 2, factor: float = 1.0) -> str:
-    """Value and error, the value alone where there is no error, `-` where there is no value."""
-    value, error = record.get(name), record.get(f"{name}_se")
-    if value is None:
-        return "-"
-    return f"{value * factor:.{digits}f}" + ("" if error is None else f" {PLUS_MINUS} {error * factor:.{digits}f}")
-
-
 def _claim(is_identical: bool | None) -> str:
     return "not comparable" if is_identical is None else "yes" if is_identical else "NO"
 
 
 def _named(record: Record, role: str) -> str:
     return str((record["manifest"].get(role) or {}).get("name", "-"))
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
 def verify_cost_tables(record: Record) -> list[Table]:
@@ -268,6 +239,7 @@ def training_cost_tables(record: Record) -> list[Table]:
 
 RENDERERS: Mapping[str, Callable[[Record], list[Table]]] = {
     "bench": bench_tables,
+    "diagnose": diagnose_tables,
     "verify-cost": verify_cost_tables,
     "training-cost": training_cost_tables,
 }
