@@ -28,8 +28,8 @@ METRICS: Mapping[str, str] = {
 REASONS: Mapping[str, str] = {
     "depth": "the proposal ended there",
     "vocabulary": "outside the draft's vocabulary",
-    "pruned": "among the likeliest `width`, not verified",
-    "width": "behind the likeliest `width`",
+    "pruned": "within the plan's width, yet not verified",
+    "width": "beyond the plan's width",
     "unread": "the draft was not run at that node",
 }
 
