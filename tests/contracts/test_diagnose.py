@@ -112,13 +112,13 @@ def test_a_draft_that_knows_the_text_is_accepted_along_its_greedy_path():
     one = target.tokenizer.convert_tokens_to_ids(NUMBERS)
     texts = [(one[place:] + one + one, 1) for place in range(len(one))]
     draft = trained_draft(target, texts, steps=60)
-    found = diagnose_prompt(target, draft, one[:3], plan=TREE, sampling=Sampling(21), seed=0)
+    found = diagnose_prompt(target, draft, one[:3], plan=ProposalPlan.chain(3), sampling=Sampling(21), seed=0)
     counts = count(found.rounds)
     assert found.tokens == (one * 3)[3:24]
-    assert counts["accepting"] == counts["coinciding"] == counts["greedy_rounds"] > 0
-    assert counts["whole"] == counts["miss_depth"] == counts["greedy_rounds"] - counts["greedy_pruned"]
-    assert counts["nats_accepted_sum"] / counts["nats_accepted_n"] < 1.0  # it is sure, as it may be
-    assert counts["token_9_accepted"] == counts["token_9_n"]
+    assert counts["greedy_pruned"] == 0  # a chain of the likeliest tokens is the greedy path
+    assert counts["accepting"] == counts["coinciding"]
+    assert counts["whole"] == counts["miss_depth"] > counts["greedy_rounds"] / 2
+    assert counts["token_9_accepted"] == counts["token_9_n"] > 0
 
 
 @pytest.fixture(scope="module")
