@@ -62,6 +62,8 @@ class Tree:
     counts: real nodes of each row; the nodes from counts[b] on are padding that no rule may read.
     children: for each row and node, its children in the order in which they are tried.
     draft_law: for `sampled` proposals, the law that node n's children were drawn from, per row {n: [V]}; else None.
+    log_laws: log of the law by which the draft grew node n's children, per row {n: [W] float32}, for the nodes that the
+    draft was run at; None unless the proposer was asked for it (`Proposer.keeps_laws`).
     """
 
     tokens: Tensor
@@ -71,6 +73,7 @@ class Tree:
     counts: list[int]
     children: list[list[list[int]]]
     draft_law: list[dict[int, Tensor]] | None = None
+    log_laws: list[dict[int, Tensor]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ def commands(recipe, target, prompts, out):
         "capture": ["capture", recipe, "--out", out],
         "synth": ["synth", "--target", target, "--out", out, "--answer-tokens", 5],
         "bench": ["bench", "--target", target, "--draft", "ngram", "--workload", prompts, "--out", out],
+        "diagnose": ["diagnose", "--target", target, "--draft", "smollm2-eagle3", "-w", prompts, "--out", out],
         "verify-cost": ["verify-cost", "--target", target, "--out", out, "--nodes", 1, "--context", 4, "--rounds", 1],
         "train-cost": ["train-cost", recipe, "--out", out, "--steps", 1],
     }
@@ -74,13 +75,13 @@ def test_an_out_that_is_a_file_is_one_line(name, tmp_path, recipe, target, promp
     assert out.read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["bench", "verify-cost", "train-cost"])
+@pytest.mark.parametrize("name", ["bench", "diagnose", "verify-cost", "train-cost"])
 def test_an_out_that_is_a_folder_is_refused_before_measuring(name, tmp_path, recipe, prompts, capsys):
     arguments = commands(recipe, "nowhere/to/be/found", prompts, tmp_path)[name]
     one_line(capsys, "is a folder, expected a file", arguments=arguments)
 
 
-@pytest.mark.parametrize("name", ["bench", "verify-cost", "train-cost"])
+@pytest.mark.parametrize("name", ["bench", "diagnose", "verify-cost", "train-cost"])
 def test_a_record_that_is_there_is_not_lost(name, tmp_path, recipe, prompts, capsys):
     out = tmp_path / "record.json"
     out.write_text("hours of work")
@@ -91,7 +92,7 @@ def test_a_record_that_is_there_is_not_lost(name, tmp_path, recipe, prompts, cap
     assert out.read_text() == "hours of work"
 
 
-@pytest.mark.parametrize("name", ["train", "capture", "synth", "bench", "verify-cost", "train-cost"])
+@pytest.mark.parametrize("name", ["train", "capture", "synth", "bench", "diagnose", "verify-cost", "train-cost"])
 def test_an_out_under_a_file_is_one_line(name, tmp_path, recipe, target, prompts, capsys):
     out = tmp_path / "rows.jsonl" / "out"
     one_line(capsys, "a file, expected", arguments=commands(recipe, target, prompts, out)[name])
@@ -129,7 +130,7 @@ def test_a_full_disk_in_synth_names_the_file(tmp_path, target, capsys, monkeypat
 
 
 @pytest.mark.parametrize("threads", ["100000", str(4 * (os.cpu_count() or 1) + 1)])
-@pytest.mark.parametrize("name", ["bench", "capture", "synth", "verify-cost"])
+@pytest.mark.parametrize("name", ["bench", "diagnose", "capture", "synth", "verify-cost"])
 def test_far_too_many_threads_are_refused(name, threads, tmp_path, recipe, target, prompts, capsys):
     arguments = [*commands(recipe, target, prompts, tmp_path / "out.json")[name], "--threads", threads]
     one_line(capsys, f"--threads: found {threads}, expected 1 to", arguments=arguments)

@@ -46,6 +46,7 @@ def commands(place, draft):
     return {
         "generate": ["generate", "hello", "--target", target, "--draft", draft],
         "bench": ["bench", "-t", target, "--draft", draft, "-w", place / "prompts.jsonl", "--out", out],
+        "diagnose": ["diagnose", "-t", target, "--draft", draft, "-w", place / "prompts.jsonl", "--out", out],
         "train": ["train", recipe, "--out", out, "--init-from", draft],
     }
 
@@ -57,7 +58,7 @@ def refused(arguments, capsys):
     return said
 
 
-@pytest.mark.parametrize("name", ["generate", "bench", "train"])
+@pytest.mark.parametrize("name", ["generate", "bench", "diagnose", "train"])
 @pytest.mark.parametrize(("draft", "complaint"), [("absent", "no folder"), ("target", "no draft.toml in it")])
 def test_what_is_no_draft_is_refused_before_a_target_is_loaded(name, draft, complaint, place, loads, capsys):
     said = refused(commands(place, place / draft)[name], capsys)

@@ -8,7 +8,8 @@ from rich.console import Console
 from house.source import ROOT
 from paceline.cli._tables import drawn
 from paceline.measure.record import read_records
-from paceline.measure.report import RENDERERS, Table
+from paceline.measure.report import RENDERERS
+from paceline.measure.table import Table
 
 RECORDS = read_records(ROOT / "docs" / "results")
 

@@ -36,14 +36,16 @@ class TableDraft:
         return DraftOutput(self.table[level.tokens], level.tokens[:, :, None].float())
 
     def grow(
-        self, plan: ProposalPlan, roots: Sequence[int], *, limits: Sequence[int], seeds: Sequence[int] = ()
-    ) -> Tree:
+        self, plan: ProposalPlan, roots: Sequence[int], *, limits: Sequence[int], seeds: Sequence[int] = (),
+        keeps_laws: bool = False,
+    ) -> Tree:  # fmt: skip
         dice = [RowDice(seed) for seed in seeds or range(len(roots))]
         for die in dice:
             die.begin_round(4)
         return (sampled_tree if plan.law == "sampled" else ranked_tree)(
             roots, self.root(roots), plan=plan, depth=min(plan.depth, max(limits)), limits=limits, expand=self.expand,
             vocab=self.vocab, sampling=DraftSampling(), dice=dice, pack=pack_trees,
+            keeps_laws=keeps_laws,
         )  # fmt: skip
 
 
@@ -173,3 +175,18 @@ def test_the_hidden_state_of_a_node_is_its_parents() -> None:
 def test_a_plan_without_a_tree_is_refused(fields: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="proposal"):
         ProposalPlan(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("law", ["ranked", "sampled"])
+@pytest.mark.parametrize("words", [VOCAB, 5])
+def test_laws_are_kept_for_whoever_asks_and_the_tree_is_the_same(law, words):
+    plan, table = ProposalPlan(depth=3, width=3, nodes=7, law=law), draft(words=words)
+    bare = table.grow(plan, [1, 4], limits=[3, 2])
+    told = table.grow(plan, [1, 4], limits=[3, 2], keeps_laws=True)
+    assert bare.log_laws is None and told.log_laws is not None
+    assert rows(bare) == rows(told) and bare.children == told.children
+    for row, laws in enumerate(told.log_laws):
+        parents = {parent for parent, _, _ in rows(told)[row] if parent >= 0}
+        assert parents <= set(laws) <= set(range(told.counts[row]))
+        for node, log_law in laws.items():
+            assert log_law == pytest.approx(table.table[told.tokens[row, node]].log_softmax(-1), abs=1e-6)

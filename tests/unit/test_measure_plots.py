@@ -1,11 +1,10 @@
 """Pictures: the record's figures reach the drawing; without matplotlib one line says so before anything runs."""
 
-import sys
-from types import ModuleType
 from unittest.mock import MagicMock
 
 import pytest
 
+from fixtures_plots import stand_in
 from paceline.errors import ConfigError
 from paceline.measure import plots
 
@@ -22,15 +21,7 @@ RECORD = {
 
 @pytest.fixture
 def axes(monkeypatch) -> MagicMock:
-    """A stand-in for matplotlib whose figures save their own name."""
-    figure, module = MagicMock(), ModuleType("matplotlib.figure")
-    figure.savefig = lambda path, **options: path.write_text(options["format"])
-    figure.subplots.return_value.bar.return_value = [MagicMock() for _ in range(3)]
-    module.Figure = lambda **options: figure
-    monkeypatch.setitem(sys.modules, "matplotlib", ModuleType("matplotlib"))
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", module)
-    monkeypatch.setattr(plots, "find_spec", lambda name: object())
-    return figure.subplots.return_value
+    return stand_in(monkeypatch)
 
 
 def test_figures_of_the_record_are_drawn(axes, tmp_path):

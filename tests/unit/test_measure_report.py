@@ -17,8 +17,9 @@ from paceline.measure.excerpt import figures_line, rewrite_excerpt
 from paceline.measure.ledger import Mismatch, Observation
 from paceline.measure.metrics import Estimate, Measured
 from paceline.measure.record import Measurement, build_record, read_records, to_json, verdict, write_record
-from paceline.measure.report import bench_tables, markdown, rewrite_blocks
+from paceline.measure.report import bench_tables, rewrite_blocks
 from paceline.measure.systems import System
+from paceline.measure.table import markdown
 from paceline.store.checkpoint import weights_sha256
 
 MANIFEST = {

@@ -10,7 +10,7 @@ import textwrap
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 
-from paceline.measure.report import Table
+from paceline.measure.table import Table
 
 NAME = 14  # characters that the first column keeps where it has them: it may wrap, but never vanish
 HEAD = 8  # a head is not broken below this width

@@ -37,6 +37,7 @@ Pack = Callable[..., Tree]
 def ranked_tree(
     roots: Sequence[int], root: DraftOutput, *, plan: ProposalPlan, depth: int, limits: Sequence[int], expand: Expand,
     vocab: DraftVocab, sampling: DraftSampling, dice: Sequence[RowDice], pack: Pack,
+    keeps_laws: bool = False,
 ) -> Tree:  # fmt: skip
     """EAGLE-2's dynamic tree: expand the `width` best nodes of each level, keep the `nodes` best overall by log q."""
     batch, width = len(roots), plan.width
@@ -45,6 +46,8 @@ def ranked_tree(
     beams = [[0] for _ in roots]  # pool index of each beam node
     for level in range(1, depth + 1):
         log_q = output.logits.float().log_softmax(dim=-1)
+        if keeps_laws:
+            _keep(pools, beams, log_q)
         best_of, ids = log_q.topk(min(width, log_q.shape[-1]), dim=-1)  # [B, m, k]
         tokens, values = vocab.to_target(ids).flatten(1).cpu(), best_of.cpu()  # sync
         scores = (values + above[:, :, None]).flatten(1)  # [B, m * k]
@@ -59,7 +62,8 @@ def ranked_tree(
         hidden = _rows(output.hidden, parents)
         output = expand(Level(tokens.gather(1, picked), parents, hidden, level))
         above = best
-    return pack(*_prune(pools, budget=plan.nodes, limits=limits))
+    parents, tokens, log_laws = _prune(pools, budget=plan.nodes, limits=limits)
+    return pack(parents, tokens, log_laws=log_laws if keeps_laws else None)
 
 
 def _rows(hidden: Tensor, index: Tensor) -> Tensor:
@@ -67,8 +71,18 @@ def _rows(hidden: Tensor, index: Tensor) -> Tensor:
     return hidden.gather(1, index.to(hidden.device)[:, :, None].expand(-1, -1, hidden.shape[-1]))
 
 
-def _prune(pools: list[_Pool], *, budget: int, limits: Sequence[int]) -> tuple[list[list[int]], list[list[int]]]:
-    parents, tokens = [], []
+def _keep(pools: list[_Pool], beams: list[list[int]], log_law: Tensor) -> None:
+    """Remember what the draft said at the nodes of a level.  log_law: [B, m, W]."""
+    for pool, beam, rows in zip(pools, beams, log_law.cpu(), strict=True):
+        pool.log_laws.update(zip(beam, rows, strict=True))
+
+
+def _prune(
+    pools: list[_Pool], *, budget: int, limits: Sequence[int]
+) -> tuple[list[list[int]], list[list[int]], list[dict[int, Tensor]]]:
+    parents: list[list[int]] = []
+    tokens: list[list[int]] = []
+    log_laws: list[dict[int, Tensor]] = []
     for pool, limit in zip(pools, limits, strict=True):
         shallow = [node for node, depth in enumerate(pool.depths) if depth <= limit]
         row_parents = tree.reindex(pool.parents, kept=shallow)
@@ -77,14 +91,21 @@ def _prune(pools: list[_Pool], *, budget: int, limits: Sequence[int]) -> tuple[l
         kept = tree.best_nodes(row_parents, scores=scores, tokens=row_tokens, budget=budget + 1)
         parents.append(tree.reindex(row_parents, kept=kept))
         tokens.append([row_tokens[node] for node in kept])
-    return parents, tokens
+        log_laws.append(_renumbered(pool.log_laws, [shallow[node] for node in kept]))
+    return parents, tokens, log_laws
+
+
+def _renumbered(laws: dict[int, Tensor], kept: Sequence[int]) -> dict[int, Tensor]:
+    """The kept nodes' laws by their new numbers."""
+    return {index: laws[node] for index, node in enumerate(kept) if node in laws}
 
 
 class _Pool:
-    """All candidate nodes of one row, root first."""
+    """All candidate nodes of one row, root first.  log_laws: what the draft said at some of them, if that is kept."""
 
     def __init__(self, root: int) -> None:
         self.tokens, self.parents, self.scores, self.depths = [root], [-1], [0.0], [0]
+        self.log_laws: dict[int, Tensor] = {}
 
     def extend(self, beam: list[int], tokens: list[int], scores: list[float], kids: int, depth: int) -> int:
         first = len(self.tokens)
@@ -98,6 +119,7 @@ class _Pool:
 def sampled_tree(
     roots: Sequence[int], root: DraftOutput, *, plan: ProposalPlan, depth: int, limits: Sequence[int], expand: Expand,
     vocab: DraftVocab, sampling: DraftSampling, dice: Sequence[RowDice], pack: Pack,
+    keeps_laws: bool = False,
 ) -> Tree:  # fmt: skip
     """Children drawn without replacement from the warped draft law; which node is expanded may depend on draws.
 
@@ -112,6 +134,8 @@ def sampled_tree(
     for level in range(1, depth + 1):
         draws = min(draws, left)
         law = sampling.law(output.logits)  # [B, m, W]
+        if keeps_laws:
+            _keep(pools, beams, law.float().log())
         ids = torch.stack([dice[row].draw_children(law[row], count=draws) for row in range(batch)])  # [B, m, k]
         q = law.gather(2, ids.clamp_min(0)).masked_fill(ids < 0, 0.0).cpu()  # sync
         scores = (q.log() + above[:, :, None]).flatten(1)
@@ -133,12 +157,14 @@ def sampled_tree(
         parents = picked // ids.shape[2]
         hidden = _rows(output.hidden, parents)
         output = expand(Level(tokens.gather(1, picked), parents, hidden, level))
-    return _pack_drawn(pools, laws, limits=limits, pack=pack)
+    return _pack_drawn(pools, laws, limits=limits, pack=pack, keeps_laws=keeps_laws)
 
 
-def _pack_drawn(pools: list[_Pool], laws: list[dict[int, Tensor]], *, limits: Sequence[int], pack: Pack) -> Tree:
+def _pack_drawn(
+    pools: list[_Pool], laws: list[dict[int, Tensor]], *, limits: Sequence[int], pack: Pack, keeps_laws: bool
+) -> Tree:
     """Drop what lies deeper than a row's limit and the empty draws of a used-up support (log q = -inf)."""
-    parents, tokens, kept_laws = [], [], []
+    parents, tokens, kept_laws, log_laws = [], [], [], []
     for pool, row_laws, limit in zip(pools, laws, limits, strict=True):
         kept = [
             node
@@ -148,5 +174,6 @@ def _pack_drawn(pools: list[_Pool], laws: list[dict[int, Tensor]], *, limits: Se
         place = {node: index for index, node in enumerate(kept)}
         parents.append([place[pool.parents[node]] if node else -1 for node in kept])
         tokens.append([pool.tokens[node] for node in kept])
-        kept_laws.append({place[node]: law for node, law in row_laws.items() if node in place})
-    return pack(parents, tokens, kept_laws)
+        kept_laws.append(_renumbered(row_laws, kept))
+        log_laws.append(_renumbered(pool.log_laws, kept))
+    return pack(parents, tokens, kept_laws, log_laws=log_laws if keeps_laws else None)

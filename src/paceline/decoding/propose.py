@@ -29,9 +29,11 @@ class Proposer(ABC):
     """One generation's drafting state for B rows.
 
     taps: the target layers it wants to read (empty for none).
+    keeps_laws: whether its trees carry the draft's laws, which diagnosis reads and decoding does not.
     """
 
     taps: tuple[int, ...] = ()
+    keeps_laws: bool = False
 
     @abstractmethod
     def begin(self, batch: int, *, capacity: int) -> None:
@@ -59,6 +61,7 @@ def pack_trees(
     tokens: list[list[int]],
     laws: list[dict[int, Tensor]] | None = None,
     order: list[list[list[int]]] | None = None,
+    log_laws: list[dict[int, Tensor]] | None = None,
 ) -> Tree:
     """Rows of nodes as one padded Tree.  order: children of each node as they are tried (default: index order)."""
     stacked = tree.stack(parents, fill=-1)
@@ -71,6 +74,7 @@ def pack_trees(
         counts=[len(row) for row in parents],
         children=order or [tree.children(row) for row in parents],
         draft_law=laws,
+        log_laws=log_laws,
     )
 
 
@@ -187,6 +191,7 @@ class SequentialProposer(Proposer):
         return grow(
             roots, self._root, plan=self.plan, depth=depth, limits=limits, expand=self._expand,
             vocab=self.draft.vocab, sampling=self.sampling, dice=dice, pack=pack_trees,
+            keeps_laws=self.keeps_laws,
         )  # fmt: skip
 
     def keep_rows(self, rows: Sequence[int]) -> None:

@@ -92,8 +92,8 @@ def speculative_figures(
     deepest = max((len(each.offered) for each in draft), default=0)
     statistics = dict(SPEED) | dict(ACCEPTANCE)
     for depth in range(1, deepest + 1):
-        statistics[f"cumulative_{depth}"] = _ratio(f"draft_taken_{depth}", "draft_rounds")
-        statistics[f"conditional_{depth}"] = _ratio(f"draft_taken_{depth}", f"draft_offered_{depth}")
+        statistics[f"cumulative_{depth}"] = ratio(f"draft_taken_{depth}", "draft_rounds")
+        statistics[f"conditional_{depth}"] = ratio(f"draft_taken_{depth}", f"draft_offered_{depth}")
     return estimate(columns, statistics=statistics, groups=groups, seed=seed)
 
 
@@ -194,44 +194,46 @@ def _at(counts: tuple[int, ...], depth: int) -> int:
     return counts[depth - 1] if depth <= len(counts) else 0
 
 
-def _divide(above: Array, below: Array) -> Array:
+def divide(above: Array, below: Array) -> Array:
+    """Elementwise quotient, NaN where nothing was counted below."""
     return np.divide(above, below, out=np.full_like(above, np.nan, dtype=np.float64), where=below > 0)
 
 
-def _ratio(above: str, below: str) -> Statistic:
-    return lambda sums: _divide(sums[above], sums[below])
+def ratio(above: str, below: str) -> Statistic:
+    """The quotient of two columns' sums."""
+    return lambda sums: divide(sums[above], sums[below])
 
 
 def _speed_ratio(seconds: str, tokens: str) -> Statistic:
     """Plain seconds per token over the draft's: with identical outputs, the ratio of the seconds."""
 
     def statistic(sums: Columns) -> Array:
-        plain = _divide(sums[f"plain_{seconds}"], sums[f"plain_{tokens}"])
-        return _divide(plain, _divide(sums[f"draft_{seconds}"], sums[f"draft_{tokens}"]))
+        plain = divide(sums[f"plain_{seconds}"], sums[f"plain_{tokens}"])
+        return divide(plain, divide(sums[f"draft_{seconds}"], sums[f"draft_{tokens}"]))
 
     return statistic
 
 
 def _s_model(sums: Columns) -> Array:
     """L * t_plain / (t_verify + t_draft), which is emitted * t_plain / (seconds in the target and in the draft)."""
-    t_plain = _divide(sums["plain_target"], sums["plain_rounds"])
-    return _divide(sums["draft_emitted"] * t_plain, sums["draft_target"] + sums["draft_draft"])
+    t_plain = divide(sums["plain_target"], sums["plain_rounds"])
+    return divide(sums["draft_emitted"] * t_plain, sums["draft_target"] + sums["draft_draft"])
 
 
 ACCEPTANCE: Mapping[str, Statistic] = {
-    "accepted_length": _ratio("draft_emitted", "draft_rounds"),
-    "accepted_drafted": _ratio("draft_accepted", "draft_rounds"),
-    "accepted_length_by_request": _ratio("draft_mean", "draft_counted"),
-    "drafted_share": _ratio("draft_accepted", "draft_emitted"),
-    "nodes_per_round": _ratio("draft_drafted", "draft_rounds"),
+    "accepted_length": ratio("draft_emitted", "draft_rounds"),
+    "accepted_drafted": ratio("draft_accepted", "draft_rounds"),
+    "accepted_length_by_request": ratio("draft_mean", "draft_counted"),
+    "drafted_share": ratio("draft_accepted", "draft_emitted"),
+    "nodes_per_round": ratio("draft_drafted", "draft_rounds"),
 }
 SPEED: Mapping[str, Statistic] = {
     "s_wall": _speed_ratio("wall", "tokens"),
     "s_decode": _speed_ratio("later_wall", "later_tokens"),
     "s_model": _s_model,
-    "tokens_per_s_plain": _ratio("plain_tokens", "plain_wall"),
-    "tokens_per_s_draft": _ratio("draft_tokens", "draft_wall"),
-    "t_plain": _ratio("plain_target", "plain_rounds"),
-    "t_verify": _ratio("draft_target", "draft_rounds"),
-    "t_draft": _ratio("draft_draft", "draft_rounds"),
+    "tokens_per_s_plain": ratio("plain_tokens", "plain_wall"),
+    "tokens_per_s_draft": ratio("draft_tokens", "draft_wall"),
+    "t_plain": ratio("plain_target", "plain_rounds"),
+    "t_verify": ratio("draft_target", "draft_rounds"),
+    "t_draft": ratio("draft_draft", "draft_rounds"),
 }

@@ -32,6 +32,11 @@ def draw(record: Mapping[str, Any], *, folder: Path, name: str) -> list[Path]:
     figures = {"speed": _speed(record)}
     if record["acceptance_by_depth"]:
         figures["acceptance"] = _acceptance(record)
+    return save(figures, folder=folder, name=name)
+
+
+def save(figures: Mapping[str, Any], *, folder: Path, name: str) -> list[Path]:
+    """Write each figure as NAME-KIND.png and .svg; returns the paths.  figures: kind -> figure of matplotlib."""
     written: list[Path] = []
     for kind, figure in figures.items():
         for suffix in FORMATS:
@@ -45,7 +50,7 @@ def draw(record: Mapping[str, Any], *, folder: Path, name: str) -> list[Path]:
 def _acceptance(record: Mapping[str, Any]) -> Any:
     rows = record["acceptance_by_depth"]
     depths = [row["depth"] for row in rows]
-    figure, axes = _blank(width=6.0)
+    figure, axes = blank(width=6.0)
     for kind, label, colour, marker in (
         ("conditional", "if depth d - 1 was accepted", BLUE, "o"),
         ("cumulative", "of all rounds", ORANGE, "s"),
@@ -68,7 +73,7 @@ def _speed(record: Mapping[str, Any]) -> Any:
         bars.append((record["plan"], record, "tokens_per_s_draft", GREEN))
     bars += [(each["plan"], each, "tokens_per_s_draft", BLUE) for each in record["other_plans"]]
     bars += [(name, each, "tokens_per_s", ORANGE) for name, each in record["baselines"].items()]
-    figure, axes = _blank(width=1.6 + 1.5 * len(bars))
+    figure, axes = blank(width=1.6 + 1.5 * len(bars))
     values = [source[key] or 0.0 for _, source, key, _ in bars]
     errors = [source[f"{key}_se"] or 0.0 for _, source, key, _ in bars]
     drawn = axes.bar([_two_lines(label) for label, *_ in bars], values, yerr=errors, capsize=3)
@@ -89,8 +94,8 @@ def _two_lines(label: str) -> str:
     return label.replace(", ", ",\n", 1)
 
 
-def _blank(*, width: float) -> tuple[Any, Any]:
-    """A figure of its own, outside pyplot's global state."""
+def blank(*, width: float) -> tuple[Any, Any]:
+    """A figure of its own, outside pyplot's global state, and its axes.  width: inches."""
     figure = import_module("matplotlib.figure").Figure(figsize=(width, 3.8), layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from paceline.errors import DataError
+from paceline.measure.diagnose_tables import diagnose_tables
 from paceline.measure.record import usable
 from paceline.measure.study_tables import pair_tables, study_tables
 from paceline.measure.table import Record, Table, markdown, pm
@@ -238,6 +239,7 @@ def training_cost_tables(record: Record) -> list[Table]:
 
 RENDERERS: Mapping[str, Callable[[Record], list[Table]]] = {
     "bench": bench_tables,
+    "diagnose": diagnose_tables,
     "verify-cost": verify_cost_tables,
     "training-cost": training_cost_tables,
     "study": study_tables,
