@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fixtures_blocks import tiny_dflash
 from fixtures_decoding import CHAIN, SAMPLED_CHAIN, SAMPLED_TREE, TREE
 from fixtures_plots import stand_in
 from fixtures_training import NUMBERS, counting_target, random_target, trained_draft
@@ -47,16 +48,18 @@ def drafts(target, prompts) -> dict[str, DraftNetwork]:
     """Two drafts that know some of the target's answers, one better than the other."""
     answers = [generate(target, ids, max_new_tokens=16, temperature=0).rows[0].tokens for ids in prompts]
     texts = [(ids + answer, len(ids)) for ids, answer in zip(prompts, answers, strict=True)]
-    return {"before": trained_draft(target, texts, steps=20), "after": trained_draft(target, texts, steps=50)}
+    taught = {"before": trained_draft(target, texts, steps=20), "after": trained_draft(target, texts, steps=50)}
+    return {**taught, "block": tiny_dflash(target)}
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_diagnosis_changes_no_token_and_no_count(plan, temperature, target, prompts, drafts):
+@pytest.mark.parametrize("draft", ["before", "block"])
+def test_diagnosis_changes_no_token_and_no_count(plan, temperature, draft, target, prompts, drafts):
     sampling = Sampling(24, temperature)
     for seed, ids in enumerate(prompts[:2]):
-        plain = generate(target, ids, draft=drafts["before"], plan=plan, seed=seed, **sampling.options)
-        found = diagnose_prompt(target, drafts["before"], ids, plan=plan, sampling=sampling, seed=seed)
+        plain = generate(target, ids, draft=drafts[draft], plan=plan, seed=seed, **sampling.options)
+        found = diagnose_prompt(target, drafts[draft], ids, plan=plan, sampling=sampling, seed=seed)
         assert found.tokens == plain.rows[0].tokens
         assert found.stats == plain.stats.total
         assert sum(len(each.path) for each in found.rounds) == found.stats.accepted
@@ -128,7 +131,8 @@ def folders(tmp_path_factory, target, drafts) -> Path:
     target.model.save_pretrained(place / "target")
     target.tokenizer.save_pretrained(place / "target")
     for name, draft in drafts.items():
-        save_draft(place / name, draft, info=DraftInfo("eagle3", draft.config, identify_target(target)))
+        kind = "dflash" if name == "block" else "eagle3"
+        save_draft(place / name, draft, info=DraftInfo(kind, draft.config, identify_target(target)))
     (place / "prompts.jsonl").write_text("".join(json.dumps({"turns": [words]}) + "\n" for words in WORDS))
     return place
 
@@ -178,7 +182,8 @@ def test_the_command_puts_drafts_side_by_side_in_one_record(folders, tmp_path, c
 @pytest.mark.parametrize("plan", ["chain:3", "tree:3x2:5", "tree:3x2:5:sampled"])
 def test_sampling_works_with_every_kind_of_proposal(plan, folders, tmp_path):
     for name in ("a", "b"):
-        assert cli(folders, tmp_path / name, "--plan", plan, "--temperature", "1.0", "--top-p", "0.9") == 0
+        more = ("--plan", plan, "--temperature", "1.0", "--top-p", "0.9")
+        assert cli(folders, tmp_path / name, *more, drafts=("before", "after", "block")) == 0
     records = [json.loads((tmp_path / name).read_text()) for name in ("a", "b")]
     assert records[0]["drafts"] == records[1]["drafts"] and records[0]["identical"] is None
     if plan.startswith("chain"):  # a chain of the likeliest tokens is the greedy path

@@ -79,6 +79,7 @@ class BlockProposer(Proposer):
         return sampled_tree(
             roots, DraftOutput(logits[:, :1], features[:, :1]), plan=self.plan, depth=depth, limits=limits,
             expand=expand, vocab=self.draft.vocab, sampling=self.sampling, dice=dice, pack=pack_trees,
+            keeps_laws=self.keeps_laws,
         )  # fmt: skip
 
     def keep_rows(self, rows: Sequence[int]) -> None:
@@ -115,7 +116,9 @@ class BlockProposer(Proposer):
             tree.best_of_product(scores[row][:limit], tokens=tokens[row][:limit], root=root, budget=self.plan.nodes + 1)
             for row, (root, limit) in enumerate(zip(roots, limits, strict=True))
         ]
-        return pack_trees([parents for parents, _ in rows], [ids for _, ids in rows])
+        parents = [row for row, _ in rows]
+        laws = [_laws(row, log_q[place]) for place, row in enumerate(parents)] if self.keeps_laws else None
+        return pack_trees(parents, [ids for _, ids in rows], log_laws=laws)
 
     def _place(self, count: int) -> Tensor:
         """The next `count` slots of every row, told to the cache: [B, count] int64, which are their positions too."""
@@ -125,3 +128,9 @@ class BlockProposer(Proposer):
         same = min(lengths) == max(lengths)
         self.cache.place(places.to(self.target.device), view=view, start=lengths[0] if same else None)
         return places
+
+
+def _laws(parents: Sequence[int], log_q: Tensor) -> dict[int, Tensor]:
+    """The slot's law for every node that it could have grown: log_q [D, W] float32 -> {node: [W]}."""
+    depths = [len(tree.path(parents, node=node)) - 1 for node in range(len(parents))]
+    return {node: log_q[depth] for node, depth in enumerate(depths) if depth < len(log_q)}
