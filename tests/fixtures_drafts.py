@@ -15,7 +15,6 @@ from paceline.targets._facts import facts_of
 from paceline.targets.generic import Target
 from paceline.training.objectives._base import TrainingBatch
 
-
 # Standard deviation of the weights: large enough that guesses differ from row to row, small enough that what a draft is
 # fed of its own does not grow from step to step where no norm stands before its layer.
 SCALES = {"eagle3": 0.3, "eagle2": 0.1, "griffin": 0.1}

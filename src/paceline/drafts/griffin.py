@@ -1,7 +1,7 @@
 """GRIFFIN: token-guided fusion, and a layer that returns what it says beside what it hands on.
 
-Tensor names and shapes are those of the published checkpoints (Hu et al., GRIFFIN, arXiv 2502.11018).  The first half of
-a hidden state ("predict") goes to the target's head, the second ("regress") to the next step.
+Tensor names and shapes are those of the published checkpoints (Hu et al., GRIFFIN, arXiv 2502.11018).  The first half
+of a hidden state ("predict") goes to the target's head, the second ("regress") to the next step.
 """
 
 from __future__ import annotations
