@@ -17,7 +17,7 @@ from transformers import LogitsProcessor
 
 import paceline
 from exact.enumeration import outcomes
-from fixtures_drafts import tiny_eagle3
+from fixtures_drafts import tiny_draft, tiny_eagle3
 from fixtures_models import Scripted, bigram_model, make_target, random_table
 from paceline.decoding import options as opt
 from paceline.decoding.binding import Draft, make_loop, make_row
@@ -43,6 +43,11 @@ def bigram(vocab: int) -> tuple[Target, Tensor]:
 @functools.cache
 def eagle(vocab: int, words: int | None = None) -> Draft:
     return tiny_eagle3(bigram(vocab)[0], words=words, seed=3, scale=0.6)
+
+
+@functools.cache
+def feature(name: str, vocab: int, words: int | None = None) -> Draft:
+    return tiny_draft(name, bigram(vocab)[0], words=words, seed=3, scale=0.6)
 
 
 def scripted(vocab: int) -> Draft:
@@ -102,6 +107,9 @@ PROOFS: dict[str, tuple[int, Callable[[], Draft], ProposalPlan, dict[str, Any]]]
     "ranked tree": (4, lambda: eagle(4), RANKED_TREE, {"temperature": 0.7, "top_p": 0.9}),
     "ranked tree, processor": (4, lambda: eagle(4), RANKED_TREE, {"temperature": 1.0}),
     "ranked chain": (4, lambda: eagle(4, 3), ProposalPlan.chain(2), {"temperature": 1.0}),
+    "sampled chain of eagle2": (3, lambda: feature("eagle2", 3), SAMPLED_CHAIN, {"temperature": 0.7}),
+    "sampled tree of griffin": (3, lambda: feature("griffin", 3), SAMPLED_TREE, {"temperature": 1.0}),
+    "ranked tree of eagle2, small vocabulary": (4, lambda: feature("eagle2", 4, 3), RANKED_TREE, {"temperature": 0.7}),
     "lookup tree": (4, lambda: scripted(4), RANKED_TREE, {"temperature": 1.0, "top_k": 3}),
 }
 

@@ -1,9 +1,9 @@
 """GRIFFIN's token-alignable training: a later pass trains only rows whose chain decoding could have kept so far.
 
 As HASS, but row t takes part in pass n only if in every pass before, the true token was among the draft's k = 3
-likeliest (Hu et al., arXiv 2502.11018).  In pass n - 1 row t predicts token t + n + 1, and pass n feeds it that token: it
-is the one compared, in the row's own chain.  The published code looks one token too far at first: at what another row's
-chain says of the token that pass n is going to predict.
+likeliest (Hu et al., arXiv 2502.11018).  In pass n - 1 row t predicts token t + n + 1, and pass n feeds it that token:
+it is the one compared, in the row's own chain.  The published code looks one token too far at first: at what another
+row's chain says of the token that pass n is going to predict.
 """
 
 from __future__ import annotations
