@@ -114,15 +114,15 @@ def counting_target() -> Target:
 
 
 def trained_draft(
-    target: Target, texts: Sequence[tuple[list[int], int]], *, steps: int = 120, others: Sequence[str] = ()
+    target: Target, texts: Sequence[tuple[list[int], int]], *, steps: int = 120, changes: Sequence[str] = ()
 ) -> DraftNetwork:
     """A draft that the real trainer has taught texts of (ids, prompt length), read back from the run's folder.
 
-    The texts need no tokenizer, and so may be any that the target writes.  others: changes of the recipe.
+    The texts need no tokenizer, and so may be any that the target writes.  changes: of the recipe.
     """
     with tempfile.TemporaryDirectory() as place:
-        changes = [f"training.{key}={steps}" for key in ("steps", "validate_every", "save_every")]
-        changes += ["training.tokens_per_batch=256", "draft.vocab_size=56", "data.supervise=all", *others]
+        changes = [*changes, *(f"training.{key}={steps}" for key in ("steps", "validate_every", "save_every"))]
+        changes += ["training.tokens_per_batch=256", "draft.vocab_size=56", "data.supervise=all"]
         recipe = recipe_of(write_rows(Path(place) / "rows.jsonl", count=4), *changes)
         job = prepare(recipe, target=target, say=lambda line: None)
         lessons = tuple(_example(ids, prompt, index) for index, (ids, prompt) in enumerate(texts))

@@ -267,7 +267,7 @@ def test_a_target_that_caps_its_logits_is_refused_by_name() -> None:
         num_key_value_heads=2, head_dim=8, final_logit_softcapping=30.0, attn_logit_softcapping=None,
     )  # fmt: skip
     target = make_target(Gemma2ForCausalLM(config).eval())
-    with pytest.raises(ConfigError, match="caps its logits at 30; dflash"):
+    with pytest.raises(ConfigError, match=r"DFlash speaks .* caps its logits at 30"):
         tiny_dflash(target)
 
 
@@ -308,7 +308,7 @@ def drafts() -> dict[str, BlockDraft]:
     for name, (target, paths) in targets().items():
         known = [(prompt + path, len(prompt)) for prompt, path in zip(prompts(4), paths, strict=False)]
         changes = [*DFLASH, "objective.options={}", "training.learning_rate=3e-3"]
-        draft = trained_draft(target, known, steps=80, others=changes)
+        draft = trained_draft(target, known, steps=80, changes=changes)
         assert isinstance(draft, BlockDraft)
         draft.borrow(target)
         found[name] = draft

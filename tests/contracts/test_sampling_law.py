@@ -18,7 +18,7 @@ from transformers import LogitsProcessor
 import paceline
 from exact.enumeration import outcomes
 from fixtures_blocks import tiny_dflash
-from fixtures_drafts import tiny_eagle3
+from fixtures_drafts import tiny_draft, tiny_eagle3
 from fixtures_models import Scripted, bigram_model, make_target, random_table
 from paceline.decoding import options as opt
 from paceline.decoding.binding import Draft, make_loop, make_row
@@ -49,6 +49,11 @@ def eagle(vocab: int, words: int | None = None) -> Draft:
 @functools.cache
 def block(vocab: int, words: int | None = None) -> Draft:
     return tiny_dflash(bigram(vocab)[0], words=words, block=4, seed=3, scale=0.6)
+
+
+@functools.cache
+def feature(name: str, vocab: int, words: int | None = None) -> Draft:
+    return tiny_draft(name, bigram(vocab)[0], words=words, seed=3, scale=0.6)
 
 
 def scripted(vocab: int) -> Draft:
@@ -112,6 +117,9 @@ PROOFS: dict[str, tuple[int, Callable[[], Draft], ProposalPlan, dict[str, Any]]]
     "block, sampled tree, processor": (3, lambda: block(3), SAMPLED_TREE, {"temperature": 1.0}),
     "block, sampled tree, small vocabulary": (4, lambda: block(4, 2), SAMPLED_TREE, {"temperature": 1.0, "top_k": 3}),
     "block, ranked tree": (4, lambda: block(4), RANKED_TREE, {"temperature": 0.7, "top_p": 0.9}),
+    "sampled chain of eagle2": (3, lambda: feature("eagle2", 3), SAMPLED_CHAIN, {"temperature": 0.7}),
+    "sampled tree of griffin": (3, lambda: feature("griffin", 3), SAMPLED_TREE, {"temperature": 1.0}),
+    "ranked tree of eagle2, small vocabulary": (4, lambda: feature("eagle2", 4, 3), RANKED_TREE, {"temperature": 0.7}),
     "lookup tree": (4, lambda: scripted(4), RANKED_TREE, {"temperature": 1.0, "top_k": 3}),
 }
 

@@ -7,7 +7,7 @@ import torch
 
 import paceline
 from fixtures_decoding import new_tokens
-from fixtures_drafts import batch_of, max_difference, random_rows, tiny_eagle3
+from fixtures_drafts import SEQUENTIAL, batch_of, max_difference, random_rows, tiny_draft, tiny_eagle3
 from fixtures_models import bigram_model, cycle_table, make_target, tiny_llama
 from paceline.decoding.plan import ProposalPlan
 from paceline.decoding.propose import SequentialProposer
@@ -36,9 +36,10 @@ def test_a_later_answer_is_not_predicted_from_an_earlier_one() -> None:
 
 
 @pytest.mark.parametrize("words", [None, 40])
-def test_training_logits_at_step_j_are_the_decoders_after_j_accepted_tokens(words: int | None) -> None:
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_training_logits_at_step_j_are_the_decoders_after_j_accepted_tokens(name: str, words: int | None) -> None:
     target = make_target(tiny_llama())
-    draft = tiny_eagle3(target, words=words)
+    draft = tiny_draft(name, target, words=words)
     rows = random_rows(4)
     batch = batch_of(target, rows, taps=draft.taps)
     steps = 4
@@ -76,9 +77,10 @@ def decoder_logits(draft, target, ids: list[int], *, anchor: int, steps: int) ->
     return seen[:steps]
 
 
-def test_draft_keys_of_accepted_tokens_equal_a_recomputation() -> None:
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_draft_keys_of_accepted_tokens_equal_a_recomputation(name: str) -> None:
     target = make_target(tiny_llama())
-    draft = tiny_eagle3(target)
+    draft = tiny_draft(name, target)
     kept = {}
 
     class Watching(SequentialProposer):
@@ -101,9 +103,10 @@ def test_draft_keys_of_accepted_tokens_equal_a_recomputation() -> None:
     assert max_difference(fresh.cache.keys[0][0, :, : len(ids) - 1], kept["keys"]) < 1e-5
 
 
-def test_simulated_length_is_the_decoders() -> None:
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_simulated_length_is_the_decoders(name: str) -> None:
     target = make_target(tiny_llama())
-    draft = tiny_eagle3(target)
+    draft = tiny_draft(name, target)
     prompts = [[1, 2, 3], [9, 8, 7, 6, 5], [20, 21]]
     result = paceline.generate(target, prompts, draft=draft, plan=ProposalPlan.chain(3), max_new_tokens=30)
     rows = [(row.prompt + row.tokens, len(row.prompt)) for row in result.rows]

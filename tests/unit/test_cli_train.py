@@ -64,6 +64,20 @@ def test_a_block_draft_from_the_command_line(tmp_path, recipe, capsys):
     assert not (tmp_path / "next").exists()
 
 
+def test_a_run_of_another_draft_and_objective_from_the_command_line(tmp_path, recipe, capsys):
+    out = tmp_path / "out"
+    changes = ["draft.name=eagle2", "objective.name=hass", "objective.options={passes = 2}", "training.steps=4"]
+    arguments = ["train", str(recipe), "--out", str(out), *(word for change in changes for word in ("-s", change))]
+    assert run(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "draft: eagle2" in shown and "40 of 64 words" in shown and "taps 3" in shown and "step 4: loss" in shown
+    assert load_draft(out / "last").draft.vocab.size == 40
+    eagle3 = ["train", str(recipe), "--out", str(tmp_path / "no"), "-s", "objective.name=hass"]
+    assert run([*eagle3, "-s", "objective.options={}"]) == MISTAKE
+    error = capsys.readouterr().err
+    assert "objective hass" in error and "Eagle3 makes none" in error and error.count("\n") == 1
+
+
 def test_a_capture_from_the_command_line(tmp_path, recipe, capsys):
     features = tmp_path / "features"
     assert run(["capture", str(recipe), "--out", str(features), "--estimate"]) == 0
@@ -94,7 +108,7 @@ def test_a_capture_from_the_command_line(tmp_path, recipe, capsys):
         ('training.trackers=["tensorboard"]', "pip install tensorboard"),
         ("data.features=nowhere", "features.json is missing"),
         (f"data.features={__file__}", "features.json is missing"),
-        ("draft.name=ngram", "draft.name is ngram, which has no weights to train"),
+        ("draft.name=ngram", "no weights to train; expected one of eagle2, eagle3"),
         ("draft.name=.x", "found '.x', expected a plug-in's name"),
         ("draft.name=paceline.training.objectives.ttt", "exports a ObjectivePlugin as PLUGIN; expected a DraftPlugin"),
         (f"target.name={'a' * 5000}", "no such target"),

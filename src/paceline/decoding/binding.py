@@ -55,10 +55,9 @@ def make_proposer(draft: Draft | None, target: Target, *, plan: ProposalPlan, sa
         misfit = draft.misfit(num_layers=target.num_layers, width=target.hidden_size)
         if misfit:
             raise ConfigError(f"the draft does not fit the target: {misfit}")
-        if draft.head_weight.device != target.device:
-            raise ConfigError(
-                f"the draft is on {draft.head_weight.device}, the target on {target.device}; move one of them"
-            )
+        device = next(draft.parameters()).device
+        if device != target.device:
+            raise ConfigError(f"the draft is on {device}, the target on {target.device}; move one of them")
         draft.borrow(target)
         if isinstance(draft, BlockDraft):
             return BlockProposer(draft, target, plan, sampling)

@@ -109,6 +109,11 @@ class Lender(Protocol):
         ...
 
     @property
+    def head_bias(self) -> Tensor | None:
+        """[V] bias of the output head, where the model has one."""
+        ...
+
+    @property
     def head_scale(self) -> tuple[float, float | None]:
         """(factor, cap): logits = weight @ hidden * factor, then cap * tanh(logits / cap) where there is a cap."""
         ...

@@ -28,16 +28,16 @@ class RMSNorm(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)), without biases."""
+    """down(silu(gate(x)) * up(x)), without biases.  out: width of the result, that of the input unless said."""
 
-    def __init__(self, width: int, *, inner: int) -> None:
+    def __init__(self, width: int, *, inner: int, out: int | None = None) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(width, inner, bias=False)
         self.up_proj = nn.Linear(width, inner, bias=False)
-        self.down_proj = nn.Linear(inner, width, bias=False)
+        self.down_proj = nn.Linear(inner, out or width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., width] -> [..., width]."""
+        """[..., width] -> [..., out]."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from paceline.config import parse_section
 from paceline.drafts._base import Attend, BlockDraft, DraftConfig, DraftPlugin, Lender
+from paceline.drafts._borrowed import BorrowedHead
 from paceline.drafts._layers import Attention, GatedMLP, RMSNorm
 from paceline.errors import ConfigError
 from paceline.ops.rotary import SETTINGS, RotarySpec, apply_rotary, rotary_tables
@@ -123,12 +124,11 @@ class DFlashLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(width, eps=eps)
 
 
-class DFlash(BlockDraft):
+class DFlash(BorrowedHead, BlockDraft):
     """The DFlash network; the map of a reduced vocabulary (`d2t` offsets, `t2d` membership) is inside its weights."""
 
     d2t: Tensor
     t2d: Tensor
-    head: Tensor
 
     def __init__(self, config: DFlashConfig, vocab: DraftVocab) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class DFlash(BlockDraft):
         # A full vocabulary needs no map in the file, and the head never is in it.
         self.register_buffer("d2t", vocab.d2t.clone(), persistent=not vocab.is_full)
         self.register_buffer("t2d", vocab.t2d.clone(), persistent=not vocab.is_full)
-        self.register_buffer("head", torch.empty(0, width), persistent=False)
+        self.expect_head()
 
     @property
     def vocab(self) -> DraftVocab:
@@ -171,27 +171,15 @@ class DFlash(BlockDraft):
         for columns, size in zip(self.fc.weight.split(width, dim=1), tap_sizes, strict=True):
             columns /= size
 
-    @torch.no_grad()
     def borrow(self, target: Lender) -> None:
-        """The rows of the target's head for the draft's words, times its factor.
-
-        Raises ConfigError for a target that caps its logits, whose head is not linear, and for one without the mask
-        token's row.
-        """
-        factor, cap = target.head_scale
-        if cap is not None:
+        """See BorrowedHead.  Raises ConfigError for a target without the mask token's row, too."""
+        rows = len(target.head_weight)
+        if self.mask_token_id >= rows:
             raise ConfigError(
-                f"the target caps its logits at {cap:g}; dflash speaks with the target's head, which must be linear: "
-                "choose eagle3, which has a head of its own"
+                f"the draft's mask token is {self.mask_token_id}; the target has ids 0 to {rows - 1}: choose the draft's "
+                "own target"
             )
-        weight = target.head_weight.detach()
-        if self.mask_token_id >= len(weight):
-            raise ConfigError(
-                f"the draft's mask token is {self.mask_token_id}; the target has ids 0 to {len(weight) - 1}: choose "
-                "the draft's own target"
-            )
-        rows = weight if self.vocab.is_full else weight[self.vocab.ids.to(weight.device)]
-        self.head = (rows if factor == 1.0 else rows * factor).to(self.fc.weight.dtype)
+        super().borrow(target)
 
     def fuse(self, taps: Tensor) -> Tensor:
         """Target features [..., K*H] -> the context of every layer [..., Hd]."""
@@ -217,11 +205,6 @@ class DFlash(BlockDraft):
     def head_input(self, hidden: Tensor) -> Tensor:
         """The final norm: [..., Hd] -> [..., Hd]."""
         return self.norm(hidden)
-
-    @property
-    def head_weight(self) -> Tensor:
-        """[W, Hd], borrowed; no rows before `borrow`."""
-        return self.head
 
     def _layers(self) -> list[DFlashLayer]:
         return [layer for layer in self.layers if isinstance(layer, DFlashLayer)]

@@ -9,49 +9,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from paceline.config import parse_section
 from paceline.drafts._base import DraftConfig, DraftPlugin, SequentialDraft
 from paceline.drafts._layers import Attention, GatedMLP, LayerParts, RMSNorm
+from paceline.drafts._sizes import FC_NOISE, LayerConfig, draw_weights, hold_vocab, refuse_changed, sizes_of
 from paceline.errors import ConfigError
-from paceline.ops.rotary import SETTINGS, RotarySpec, rotary_tables
+from paceline.ops.rotary import rotary_tables
 from paceline.ops.vocab import DraftVocab
 from paceline.records import TargetFacts
 
 FEATURE_SIZE = 0.1  # root mean square of the first features, of the order of what a fresh layer adds to them
-FC_NOISE = 0.2  # share of the random start that fc keeps beside the pass-through
 
 
-class Eagle3Config(DraftConfig):
+class Eagle3Config(LayerConfig):
     """Sizes of an EAGLE-3 draft.
 
-    vocab_size: the target's.  draft_vocab_size: rows of lm_head.  target_hidden_size: width of one tap.
-    taps: 0-based target layers whose outputs are read, low to high.  rope: rotary settings, target's key layout.
+    draft_vocab_size: rows of lm_head.  target_hidden_size: width of one tap.
+    taps: 0-based target layers whose outputs are read, low to high.
     """
 
-    hidden_size: int = Field(ge=1)
-    intermediate_size: int = Field(ge=1)
-    num_attention_heads: int = Field(ge=1)
-    num_key_value_heads: int = Field(ge=1)
-    head_dim: int = Field(ge=2)
-    rms_norm_eps: float = Field(gt=0)
-    vocab_size: int = Field(ge=1)
-    draft_vocab_size: int = Field(ge=1)
     target_hidden_size: int = Field(ge=1)
     taps: tuple[int, ...] = Field(min_length=1)
-    max_position_embeddings: int = Field(ge=1)
-    rope: dict[str, object]
-    attention_bias: bool = False
-
-    @field_validator("num_key_value_heads")
-    @classmethod
-    def _groups(cls, count: int, info: ValidationInfo) -> int:
-        heads = info.data.get("num_attention_heads", count)
-        if heads % count:
-            raise ValueError(f"a number that divides the {heads} heads")
-        return count
 
     @field_validator("taps")
     @classmethod
@@ -59,19 +39,6 @@ class Eagle3Config(DraftConfig):
         if len(set(taps)) < len(taps):
             raise ValueError("every layer once")
         return taps
-
-    @field_validator("rope")
-    @classmethod
-    def _geometry(cls, rope: dict[str, object], info: ValidationInfo) -> dict[str, object]:
-        unknown = sorted(set(rope) - set(SETTINGS))
-        if unknown:
-            raise ValueError(f"rotary settings without {', '.join(unknown)}; known: {', '.join(SETTINGS)}")
-        if "head_dim" in info.data and "max_position_embeddings" in info.data:
-            try:
-                _rotary(rope, head_dim=info.data["head_dim"], most=info.data["max_position_embeddings"])
-            except ConfigError as error:
-                raise ValueError(f"one rotary geometry: {error}") from None
-        return rope
 
 
 class Eagle3Layer(nn.Module):
@@ -111,23 +78,16 @@ class Eagle3(SequentialDraft):
 
     def __init__(self, config: Eagle3Config, vocab: DraftVocab) -> None:
         super().__init__()
-        if vocab.size != config.draft_vocab_size or vocab.target_size != config.vocab_size:
-            raise ConfigError(
-                f"draft vocabulary of {vocab.size} of {vocab.target_size} words, configuration says "
-                f"{config.draft_vocab_size} of {config.vocab_size}"
-            )
         self.config = config
         self.taps = config.taps
         self.target_width = config.target_hidden_size
         self.max_positions = config.max_position_embeddings
-        self.rotary = _rotary(config.rope, head_dim=config.head_dim, most=config.max_position_embeddings)
+        self.rotary = config.rotary()
         self.fc = nn.Linear(len(config.taps) * config.target_hidden_size, config.hidden_size, bias=False)
         self.midlayer = Eagle3Layer(config)
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
-        # A full vocabulary needs no map in the file.
-        self.register_buffer("d2t", vocab.d2t.clone(), persistent=not vocab.is_full)
-        self.register_buffer("t2d", vocab.t2d.clone(), persistent=not vocab.is_full)
+        hold_vocab(self, vocab, config=config)
 
     @property
     def attention(self) -> Attention:  # type: ignore[override]
@@ -192,10 +152,6 @@ class Eagle3(SequentialDraft):
         )  # fmt: skip
 
 
-def _rotary(rope: dict[str, object], *, head_dim: int, most: int) -> RotarySpec:
-    return RotarySpec.from_settings(rope, head_dim=head_dim, max_positions=most)
-
-
 def default_taps(num_layers: int) -> tuple[int, ...]:
     """Outputs of layers 1, L//2 - 1 and L - 4, as published; a shallower target's first, middle and last, each once."""
     if num_layers >= 6:
@@ -205,53 +161,32 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
 
 def configure(facts: TargetFacts, options: dict[str, object]) -> Eagle3Config:
     """The target's sizes, changed by the recipe's options (any field of Eagle3Config)."""
-    fields: dict[str, object] = {
-        "hidden_size": facts.hidden_size,
-        "intermediate_size": facts.intermediate_size,
-        "num_attention_heads": facts.num_heads,
-        "num_key_value_heads": facts.num_kv_heads,
-        "head_dim": facts.head_dim,
-        "rms_norm_eps": facts.rms_norm_eps,
-        "vocab_size": facts.vocab_size,
+    own: dict[str, object] = {
         "draft_vocab_size": min(32000, facts.vocab_size),
         "target_hidden_size": facts.hidden_size,
         "taps": default_taps(facts.num_layers),
-        "max_position_embeddings": facts.max_positions,
-        "rope": facts.rope,
     }
-    table = {**fields, **options}
-    config = parse_section(Eagle3Config, table=table, source="eagle3", prefix=("draft", "options"))
-    _check(config, facts)
-    return config
-
-
-def _check(config: Eagle3Config, facts: TargetFacts) -> None:
-    shared = {
-        "hidden_size": (config.hidden_size, facts.hidden_size),
-        "target_hidden_size": (config.target_hidden_size, facts.hidden_size),
-        "vocab_size": (config.vocab_size, facts.vocab_size),
+    config = sizes_of(Eagle3Config, facts, name="eagle3", own=own, options=options)
+    fixed = {
+        "hidden_size": facts.hidden_size,
+        "target_hidden_size": facts.hidden_size,
+        "vocab_size": facts.vocab_size,
     }
-    for name, (found, expected) in shared.items():
-        if found != expected:
-            raise ConfigError(
-                f"draft.options.{name} is {found}; eagle3 works on the target's embedding and states, so it must be "
-                f"the target's {expected}: leave it out"
-            )
+    refuse_changed(config, name="eagle3", fixed=fixed)
     bad = [tap for tap in config.taps if not 0 <= tap < facts.num_layers]
     if bad:
         raise ConfigError(
             f"draft.options.taps: {bad} are not decoder layers of the target (0 to {facts.num_layers - 1})"
         )
+    return config
 
 
 def build(config: DraftConfig, vocab: DraftVocab | None) -> Eagle3:
-    """A draft with fresh weights: normal(0, 0.02) projections, unit norms, as the published training starts."""
+    """A draft with fresh weights: normal(0, 0.02) projections, unit norms."""
     assert isinstance(config, Eagle3Config)
     assert vocab is not None
     draft = Eagle3(config, vocab)
-    for module in draft.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=0.02)
+    draw_weights(draft)
     return draft
 
 

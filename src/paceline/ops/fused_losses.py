@@ -51,6 +51,25 @@ def head_label_losses(hidden: Tensor, *, weight: Tensor, labels: Tensor) -> tupl
     return torch.cat([losses for losses, _ in found]), torch.cat([hits for _, hits in found])
 
 
+@torch.no_grad()
+def among_best(hidden: Tensor, *, weight: Tensor, labels: Tensor, count: int) -> Tensor:
+    """Whether fewer than `count` tokens have a larger logit than the label, with logits = weight @ hidden.
+
+    hidden: [n, H].  weight: [W, H].  labels: [n] int64 draft ids, -1 = none, which is never among them.  Returns [n]
+    bool.
+    """
+    dtype = torch.get_autocast_dtype(hidden.device.type) if _is_autocast(hidden) else hidden.dtype
+    found = torch.zeros_like(labels, dtype=torch.bool)
+    with torch.autocast(hidden.device.type, enabled=False):
+        rows, head = hidden.to(dtype), weight.to(dtype)
+        for start in range(0, len(rows), CHUNK):
+            part = slice(start, start + CHUNK)
+            logits = rows[part] @ head.T
+            chosen = logits.gather(1, labels[part, None].clamp_min(0))
+            found[part] = ((logits > chosen).sum(dim=-1) < count) & (labels[part] >= 0)
+    return found
+
+
 class _HeadCrossEntropy(torch.autograd.Function):
     """Gradients are made in the forward pass, where the chunk's logits are at hand, and scaled in the backward one."""
 
@@ -62,7 +81,8 @@ class _HeadCrossEntropy(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             rows, head = hidden.to(dtype), weight.to(dtype)
             grad_hidden = torch.empty_like(rows)
-            grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+            # A borrowed head learns nothing, and a whole vocabulary's gradient is as large as the head.
+            grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
             losses = hidden.new_empty(len(hidden), dtype=torch.float32)
             hits = torch.empty_like(labels, dtype=torch.bool)
             for start in range(0, len(rows), CHUNK):
@@ -76,20 +96,21 @@ class _HeadCrossEntropy(torch.autograd.Function):
                 losses[part] = (log_sum - (law * logits).sum(dim=-1, keepdim=True))[:, 0]
                 slope = logits.sub_(log_sum).exp_().sub_(law).mul_(row_weights[part, None]).to(dtype)
                 grad_hidden[part] = slope @ head
-                grad_weight += slope.T @ rows[part]
+                if grad_weight is not None:
+                    grad_weight += slope.T @ rows[part]
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.dtypes = hidden.dtype, weight.dtype
         ctx.mark_non_differentiable(losses, hits)
         return (losses * row_weights).sum(), losses, hits
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
         scale = grads[0]
         return (
             (grad_hidden * scale.to(grad_hidden.dtype)).to(hidden_dtype),
-            (grad_weight * scale).to(weight_dtype),
+            None if grad_weight is None else (grad_weight * scale).to(weight_dtype),
             None,
             None,
             None,

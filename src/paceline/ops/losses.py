@@ -6,6 +6,7 @@ computed in float32 (float64 for float64 logits), and no gradient flows into a t
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 def _log_law(logits: Tensor) -> Tensor:
@@ -26,6 +27,39 @@ def soft_cross_entropy(logits: Tensor, *, target: Tensor) -> Tensor:
     """-sum p log q; EAGLE-3's (arXiv 2503.01840).  logits, target (a law): [..., V] float.  Returns [...] float."""
     log_q = _log_law(logits)
     return -_times_log(_fixed(target, like=log_q), log_q).sum(dim=-1)
+
+
+def top_cross_entropy(logits: Tensor, *, target: Tensor, count: int) -> Tensor:
+    """-sum p log q over the target's `count` likeliest tokens, p not renormalised: HASS's top-K distillation.
+
+    (Zhang et al., arXiv 2408.15766.)  logits, target (a law): [..., V] float.  Returns [...] float.
+    """
+    log_q = _log_law(logits)
+    p = _fixed(target, like=log_q)
+    ids = p.topk(min(count, p.shape[-1]), dim=-1).indices
+    return -_times_log(p.gather(-1, ids), log_q.gather(-1, ids)).sum(dim=-1)
+
+
+def emphasised(target: Tensor, *, count: int, share: float, top_share: float) -> tuple[Tensor, Tensor]:
+    """share * soft_cross_entropy + top_share * top_cross_entropy as one: mass * soft_cross_entropy to another law.
+
+    target: [..., V] float, a law.  Returns (law [..., V], mass [...]), float as the target; a mass of 0 means that
+    neither counts, and comes with a law of zeros.
+    """
+    weights = target * share
+    ids = target.topk(min(count, target.shape[-1]), dim=-1).indices
+    weights.scatter_add_(-1, ids, target.gather(-1, ids) * top_share)
+    mass = weights.sum(dim=-1)
+    return weights.div_(mass.clamp_min(torch.finfo(mass.dtype).tiny).unsqueeze(-1)), mass
+
+
+def smooth_l1(estimate: Tensor, *, target: Tensor) -> Tensor:
+    """Mean over the last dimension of d^2 / 2 where |d| < 1 and |d| - 1/2 elsewhere: EAGLE's (arXiv 2401.15077).
+
+    estimate, target: [..., H] float.  Returns [...] float >= 0.
+    """
+    wide = estimate if estimate.dtype == torch.float64 else estimate.float()
+    return functional.smooth_l1_loss(wide, _fixed(target, like=wide), reduction="none").mean(dim=-1)
 
 
 def kl(logits: Tensor, *, target: Tensor) -> Tensor:

@@ -124,6 +124,11 @@ class Target:
         return self.model.get_output_embeddings().weight
 
     @property
+    def head_bias(self) -> Tensor | None:
+        """[V] bias of the output head, where the model has one."""
+        return self.model.get_output_embeddings().bias
+
+    @property
     def head_scale(self) -> tuple[float, float | None]:
         """(factor, cap) that the model applies behind its head: logits * factor, then cap * tanh(logits / cap)."""
         return tf.head_scale(self.model)

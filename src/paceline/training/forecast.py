@@ -143,3 +143,4 @@ class _Lender:
 
     head_weight: Tensor
     head_scale: tuple[float, float | None] = (1.0, None)
+    head_bias: Tensor | None = None

@@ -18,7 +18,7 @@ from paceline.data.rows import Reading, read_rows
 from paceline.drafts._base import DraftConfig, DraftNetwork, DraftPlugin
 from paceline.errors import ConfigError
 from paceline.ops.vocab import DraftVocab
-from paceline.plugins import load_plugin
+from paceline.plugins import load_plugin, plugin_names
 from paceline.records import TargetFacts
 from paceline.store.checkpoint import DraftInfo, load_draft
 from paceline.store.fingerprint import identify_target
@@ -189,7 +189,11 @@ def objective_options(recipe: Recipe) -> ObjectiveConfig:
 def _draft_plugin(recipe: Recipe) -> DraftPlugin:
     plugin: DraftPlugin = load_plugin("drafts", name=recipe.draft.name, kind=DraftPlugin)
     if not plugin.has_weights:
-        raise ConfigError(f"draft.name is {recipe.draft.name}, which has no weights to train; expected eagle3")
+        names = plugin_names("drafts")
+        others = [name for name in names if load_plugin("drafts", name=name, kind=DraftPlugin).has_weights]
+        raise ConfigError(
+            f"draft.name is {recipe.draft.name}, which has no weights to train; expected one of {', '.join(others)}"
+        )
     return plugin
 
 

@@ -31,8 +31,14 @@ class UnrollStep:
     active: Tensor
 
 
-def unroll(draft: SequentialDraft, batch: TrainingBatch, target: TargetView, *, steps: int) -> Iterator[UnrollStep]:
-    """Steps 0 to steps - 1 of a batch, fed with the batch's own tokens."""
+def unroll(
+    draft: SequentialDraft, batch: TrainingBatch, target: TargetView, *, steps: int, is_chained: bool = True
+) -> Iterator[UnrollStep]:
+    """Steps 0 to steps - 1 of a batch, fed with the batch's own tokens.
+
+    is_chained: whether a step's gradient flows into the steps whose features it is fed; without it a feature is given,
+    as the target's are, and every step is trained for itself.
+    """
     rows = Rows.of(supervised(batch.mask, step=0))
     fused = draft.fuse(batch.taps)  # [B, T, Hd]
     keys, values = _context(draft, batch, target, fused)
@@ -51,7 +57,8 @@ def unroll(draft: SequentialDraft, batch: TrainingBatch, target: TargetView, *, 
             own_values.append(value[0])
         mixed = _attend(queries, keys, values, own_keys, own_values, rows)
         hidden = draft.finish(residual, draft.attention.project(mixed[None])[0])
-        features = draft.onward(hidden)
+        onward = draft.onward(hidden)
+        features = onward if is_chained else onward.detach()
         yield UnrollStep(step, rows, hidden, rows.take(supervised(batch.mask, step=step)))
 
 

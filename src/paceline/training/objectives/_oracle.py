@@ -14,8 +14,8 @@ from torch import Tensor
 
 from paceline.drafts._base import DraftNetwork
 from paceline.training.collate import PREDICT
-from paceline.training.laws import TargetLaws, target_laws
 from paceline.training.objectives._base import TargetView, TrainingBatch
+from paceline.training.objectives._laws import TargetLaws, target_laws
 from paceline.training.paths import guided
 
 

@@ -18,8 +18,8 @@ from paceline.ops import path_rules
 from paceline.ops.fused_losses import head_logits, head_rule
 from paceline.records import LossTerms
 from paceline.training.collate import PREDICT
-from paceline.training.laws import target_laws
 from paceline.training.objectives._base import ObjectiveConfig, ObjectivePlugin, TargetView, TrainingBatch
+from paceline.training.objectives._laws import target_laws
 from paceline.training.paths import guided, refuse_steps
 
 

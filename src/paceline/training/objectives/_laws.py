@@ -1,6 +1,6 @@
-"""The target's next-token laws at the positions that a draft is trained to predict, over the draft's vocabulary.
+"""The target's law at every supervised position, over the words that a draft can say.
 
-It knows no objective: laws are rows of a table, and an index says which position has which.
+It knows no loss; the whole vocabulary's logits exist for a few rows at a time only.
 """
 
 from __future__ import annotations
