@@ -97,8 +97,14 @@ def test_a_rule_behind_a_head_has_the_gradients_of_autograd():
         hidden = torch.randn(rows, 12, generator=generator).requires_grad_()
         weight = torch.randn(30, 12, generator=generator).requires_grad_()
         target = torch.rand(rows, 30, generator=generator)
-        rule = lambda log_q, part, target=target: path_rules.weighted_likelihood(log_q, target=target[part])  # noqa: E731
-        total = head_rule(hidden, weight=weight, logits=head_logits(hidden, weight=weight), rule=rule)
+
+        def rule(logits: Tensor, part: slice, target: Tensor = target) -> tuple[Tensor, Tensor]:
+            return path_rules.weighted_likelihood(logits.log_softmax(dim=-1), target=target[part])
+
+        kept = head_logits(hidden, weight=weight)
+        total = head_rule(hidden, weight=weight, rule=rule, logits=kept)
+        assert torch.equal(kept, head_logits(hidden, weight=weight))  # a rule may overwrite what it is handed
+        assert torch.allclose(total, head_rule(hidden, weight=weight, rule=rule), rtol=1e-6)
         (1.5 * total).backward()
         fast = hidden.grad, weight.grad
         hidden.grad = weight.grad = None
@@ -114,8 +120,7 @@ def test_a_head_under_autocast_multiplies_in_its_dtype_and_returns_float32_gradi
     weight = torch.randn(7, 8, generator=GENERATOR).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
         logits = head_logits(hidden, weight=weight)
-        rule = lambda log_q, part: path_rules.weighted_likelihood(log_q, target=torch.ones_like(log_q))  # noqa: E731
-        total = head_rule(hidden, weight=weight, logits=logits, rule=rule)
+        total = head_rule(hidden, weight=weight, logits=logits, rule=lambda said, _part: (said.sum(-1), said.sin_()))
     total.backward()
     assert logits.dtype == torch.bfloat16 and total.dtype == torch.float32
     assert hidden.grad is not None and hidden.grad.dtype == weight.grad.dtype == torch.float32  # type: ignore[union-attr]

@@ -176,8 +176,8 @@ class DFlash(BorrowedHead, BlockDraft):
         rows = len(target.head_weight)
         if self.mask_token_id >= rows:
             raise ConfigError(
-                f"the draft's mask token is {self.mask_token_id}; the target has ids 0 to {rows - 1}: choose the draft's "
-                "own target"
+                f"the draft's mask token is {self.mask_token_id}; the target has ids 0 to {rows - 1}: choose the "
+                "draft's own target"
             )
         super().borrow(target)
 

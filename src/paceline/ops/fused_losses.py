@@ -16,6 +16,27 @@ from torch.utils.checkpoint import checkpoint
 CHUNK = 512  # rows at a time: 512 x 4096 floats are 8 MB; fewer rows cost more passes over the weight's gradient
 
 
+Rule = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
+"""(logits [m, W] float32, its own; which rows) -> (losses [m], d losses / d logits [m, W]), weights included."""
+
+
+def head_rule(hidden: Tensor, *, weight: Tensor, rule: Rule, logits: Tensor | None = None) -> Tensor:
+    """The sum of a rule's losses over all rows, scalar float32, with gradients to hidden and weight.
+
+    hidden: [n, H].  weight: [W, H].  logits: [n, W], what `head_logits` said of the same two; None makes a chunk at a
+    time, and they never exist for all rows.
+    """
+    return _HeadRule.apply(hidden, weight, rule, logits)  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def head_logits(hidden: Tensor, *, weight: Tensor) -> Tensor:
+    """hidden [n, H], weight [W, H] -> logits [n, W] in the dtype of products, without a gradient."""
+    dtype = _product_dtype(hidden)
+    with torch.autocast(hidden.device.type, enabled=False):
+        return hidden.to(dtype) @ weight.to(dtype).T
+
+
 def head_cross_entropy(
     hidden: Tensor, *, weight: Tensor, laws: Tensor, place: Tensor, row_weights: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -25,8 +46,19 @@ def head_cross_entropy(
     row_weights: [n] float32, fixed; a row of weight 0 gives no gradient.  labels: [n] int64 draft ids, -1 = none.
     Returns (sum: scalar float32, losses: [n] float32 without weights, detached, whether q is largest at label: [n]).
     """
-    total, losses, hits = _HeadCrossEntropy.apply(hidden, weight, laws, place, row_weights, labels)  # type: ignore[misc]
-    return total, losses, hits
+    losses = hidden.new_empty(len(hidden), dtype=torch.float32)
+    hits = torch.empty_like(labels, dtype=torch.bool)
+
+    def rule(logits: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+        law, scale = laws[place[part]], row_weights[part, None]
+        # argmax is several times slower than a maximum on a CPU
+        chosen = logits.gather(1, labels[part, None].clamp_min(0))[:, 0]
+        hits[part] = (chosen >= logits.amax(dim=-1)) & (labels[part] >= 0)
+        log_sum = logits.logsumexp(dim=-1, keepdim=True)
+        losses[part] = (log_sum - (law * logits).sum(dim=-1, keepdim=True))[:, 0]
+        return losses[part] * scale[:, 0], logits.sub_(log_sum).exp_().sub_(law).mul_(scale)
+
+    return head_rule(hidden, weight=weight, rule=rule), losses, hits
 
 
 def head_label_losses(hidden: Tensor, *, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,7 +90,7 @@ def among_best(hidden: Tensor, *, weight: Tensor, labels: Tensor, count: int) ->
     hidden: [n, H].  weight: [W, H].  labels: [n] int64 draft ids, -1 = none, which is never among them.  Returns [n]
     bool.
     """
-    dtype = torch.get_autocast_dtype(hidden.device.type) if _is_autocast(hidden) else hidden.dtype
+    dtype = _product_dtype(hidden)
     found = torch.zeros_like(labels, dtype=torch.bool)
     with torch.autocast(hidden.device.type, enabled=False):
         rows, head = hidden.to(dtype), weight.to(dtype)
@@ -70,41 +102,33 @@ def among_best(hidden: Tensor, *, weight: Tensor, labels: Tensor, count: int) ->
     return found
 
 
-class _HeadCrossEntropy(torch.autograd.Function):
+class _HeadRule(torch.autograd.Function):
     """Gradients are made in the forward pass, where the chunk's logits are at hand, and scaled in the backward one."""
 
     @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, laws: Tensor, place: Tensor, row_weights: Tensor, labels: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        dtype = torch.get_autocast_dtype(hidden.device.type) if _is_autocast(hidden) else hidden.dtype
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, rule: Rule, logits: Tensor | None) -> Tensor:
+        dtype = _product_dtype(hidden) if logits is None else logits.dtype
         with torch.autocast(hidden.device.type, enabled=False):
             rows, head = hidden.to(dtype), weight.to(dtype)
             grad_hidden = torch.empty_like(rows)
             # A borrowed head learns nothing, and a whole vocabulary's gradient is as large as the head.
             grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-            losses = hidden.new_empty(len(hidden), dtype=torch.float32)
-            hits = torch.empty_like(labels, dtype=torch.bool)
+            total = hidden.new_zeros((), dtype=torch.float32)
             for start in range(0, len(rows), CHUNK):
                 part = slice(start, start + CHUNK)
-                logits = (rows[part] @ head.T).float()
-                law = laws[place[part]]
-                # argmax is several times slower than a maximum on a CPU
-                chosen = logits.gather(1, labels[part, None].clamp_min(0))[:, 0]
-                hits[part] = (chosen >= logits.amax(dim=-1)) & (labels[part] >= 0)
-                log_sum = logits.logsumexp(dim=-1, keepdim=True)
-                losses[part] = (log_sum - (law * logits).sum(dim=-1, keepdim=True))[:, 0]
-                slope = logits.sub_(log_sum).exp_().sub_(law).mul_(row_weights[part, None]).to(dtype)
+                said = rows[part] @ head.T if logits is None else logits[part]
+                losses, slope = rule(said.to(torch.float32, copy=logits is not None), part)
+                total += losses.sum()
+                slope = slope.to(dtype)
                 grad_hidden[part] = slope @ head
                 if grad_weight is not None:
                     grad_weight += slope.T @ rows[part]
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.dtypes = hidden.dtype, weight.dtype
-        ctx.mark_non_differentiable(losses, hits)
-        return (losses * row_weights).sum(), losses, hits
+        return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
         scale = grads[0]
@@ -113,63 +137,10 @@ class _HeadCrossEntropy(torch.autograd.Function):
             None if grad_weight is None else (grad_weight * scale).to(weight_dtype),
             None,
             None,
-            None,
-            None,
         )
 
 
-Rule = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
-"""(log q [m, W] float32, which rows) -> (losses [m], d losses / d logits [m, W]), weights included."""
-
-
-@torch.no_grad()
-def head_logits(hidden: Tensor, *, weight: Tensor) -> Tensor:
-    """hidden [n, H], weight [W, H] -> logits [n, W] in the dtype of products, without a gradient."""
-    dtype = torch.get_autocast_dtype(hidden.device.type) if _is_autocast(hidden) else hidden.dtype
-    with torch.autocast(hidden.device.type, enabled=False):
-        return hidden.to(dtype) @ weight.to(dtype).T
-
-
-def head_rule(hidden: Tensor, *, weight: Tensor, logits: Tensor, rule: Rule) -> Tensor:
-    """The sum of a rule's losses over all rows, scalar float32, with gradients to hidden and weight.
-
-    hidden: [n, H].  weight: [W, H].  logits: [n, W], what `head_logits` said of the same two.
-    """
-    return _HeadRule.apply(hidden, weight, logits, rule)  # type: ignore[no-any-return]
-
-
-class _HeadRule(torch.autograd.Function):
-    """As `_HeadCrossEntropy`, for any rule."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, logits: Tensor, rule: Rule) -> Tensor:
-        with torch.autocast(hidden.device.type, enabled=False):
-            rows, head = hidden.to(logits.dtype), weight.to(logits.dtype)
-            grad_hidden, grad_weight = torch.empty_like(rows), torch.zeros_like(weight, dtype=torch.float32)
-            total = hidden.new_zeros((), dtype=torch.float32)
-            for start in range(0, len(rows), CHUNK):
-                part = slice(start, start + CHUNK)
-                losses, slope = rule(logits[part].float().log_softmax(dim=-1), part)
-                total += losses.sum()
-                slope = slope.to(logits.dtype)
-                grad_hidden[part] = slope @ head
-                grad_weight += slope.T @ rows[part]
-        ctx.save_for_backward(grad_hidden, grad_weight)
-        ctx.dtypes = hidden.dtype, weight.dtype
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        grad_hidden, grad_weight = ctx.saved_tensors
-        hidden_dtype, weight_dtype = ctx.dtypes
-        scale = grads[0]
-        return (
-            (grad_hidden * scale.to(grad_hidden.dtype)).to(hidden_dtype),
-            (grad_weight * scale).to(weight_dtype),
-            None,
-            None,
-        )
-
-
-def _is_autocast(tensor: Tensor) -> bool:
-    return torch.is_autocast_enabled(tensor.device.type)
+def _product_dtype(hidden: Tensor) -> torch.dtype:
+    """What products are computed in: autocast's dtype where it is on."""
+    device = hidden.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype

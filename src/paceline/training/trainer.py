@@ -25,7 +25,7 @@ from accelerate.utils import gather_object
 from paceline.config import Recipe, dump_recipe
 from paceline.drafts._base import DraftNetwork
 from paceline.errors import CheckpointError, ConfigError
-from paceline.machine import set_threads
+from paceline.machine import return_freed_memory, set_threads
 from paceline.store.checkpoint import read_info, save_draft
 from paceline.store.files import Claim, write_text
 from paceline.store.manifest import close_manifest, open_manifest
@@ -251,6 +251,7 @@ class Trainer:
                 self._say(f"warning: the loss is exactly 0 at step {self._counters.step}: nothing is learnt from it")
             self._write("train", values)
         self._meter = Meter()
+        return_freed_memory()
 
     def _write(self, event: str, values: dict[str, Any]) -> None:
         self._log.write(event, step=self._counters.step, values=values)

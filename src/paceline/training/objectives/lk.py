@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.drafts._base import DraftNetwork
 from paceline.errors import ConfigError
 from paceline.ops import path_rules
-from paceline.ops.fused_losses import head_logits, head_rule
+from paceline.ops.fused_losses import head_rule
 from paceline.records import LossTerms
 from paceline.training.collate import PREDICT
 from paceline.training.objectives._base import ObjectiveConfig, ObjectivePlugin, TargetView, TrainingBatch
@@ -49,34 +49,29 @@ class LK:
             best, count = laws.best[place], one.active.sum().float()
             known = (best >= 0).nonzero().flatten()
             head_input = draft.head_input(one.hidden[one.active][known])
-            logits = head_logits(head_input, weight=draft.head_weight)
-            rule = _Rule(self.config, laws.law, place[known])
-            total = head_rule(head_input, weight=draft.head_weight, logits=logits, rule=rule)
+            rule = _Rule(self.config, laws.law, place[known], best[known])
+            total = head_rule(head_input, weight=draft.head_weight, rule=rule)
             numerator = numerator + self.config.decay**one.step * total
-            metrics[f"accuracy_{one.step}"] = (_hits(logits, best[known]), count)
+            metrics[f"accuracy_{one.step}"] = (rule.hits, count)
             if one.step == 0:
                 denominator = count
         return LossTerms(numerator, denominator, metrics)
 
 
 class _Rule:
-    """Losses of the rows whose laws stand at `place`."""
+    """Losses of the rows whose laws stand at `place`.  hits: how many have their largest logit at `best`."""
 
-    def __init__(self, config: LKConfig, law: Tensor, place: Tensor) -> None:
-        self.config, self.law, self.place = config, law, place
+    def __init__(self, config: LKConfig, law: Tensor, place: Tensor, best: Tensor) -> None:
+        self.config, self.law, self.place, self.best = config, law, place, best
+        self.hits = law.new_zeros(())
 
-    def __call__(self, log_q: Tensor, part: slice) -> tuple[Tensor, Tensor]:
-        p = self.law[self.place[part]]
+    def __call__(self, logits: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+        chosen = logits.gather(1, self.best[part, None])[:, 0]
+        self.hits += (chosen >= logits.amax(dim=-1)).sum()
+        log_q, p = logits.log_softmax(dim=-1), self.law[self.place[part]]
         if self.config.loss == "alpha":
             return path_rules.acceptance(log_q, p=p)
         return path_rules.acceptance_hybrid(log_q, p=p, eta=self.config.eta)
-
-
-def _hits(logits: Tensor, best: Tensor) -> Tensor:
-    """How many rows have their largest logit at `best`."""
-    if not len(logits):
-        return logits.new_zeros((), dtype=torch.float32)
-    return (logits.gather(1, best[:, None])[:, 0] >= logits.amax(dim=-1)).sum().float()
 
 
 def build(config: ObjectiveConfig, draft: object) -> LK:

@@ -111,8 +111,9 @@ class _Rule:
     def __init__(self, one: OracleStep, weight: Weights, config: VSDConfig, c: float, scores: Tensor) -> None:
         self.one, self.weight, self.config, self.c, self.scores = one, weight, config, c, scores
 
-    def __call__(self, log_q: Tensor, part: slice) -> tuple[Tensor, Tensor]:
-        config, q = self.config, log_q.exp()
+    def __call__(self, logits: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+        config, log_q = self.config, logits.log_softmax(dim=-1)
+        q = log_q.exp()
         kept, corrected, refused = self._split(q, part)
         # The mean over refused tokens of 1 + confidence * q: a sure mistake is corrected harder.
         share = refused.sum(dim=-1, keepdim=True).clamp_min(NOTHING)
