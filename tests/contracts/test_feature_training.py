@@ -10,6 +10,7 @@ from fixtures_drafts import FEATURE, tiny_draft
 from fixtures_models import make_target, tiny_llama
 from fixtures_text import tiny_tokenizer
 from fixtures_training import Onlooker, counting_target, events, recipe_of, trained_draft, write_rows
+from paceline.decoding.plan import ProposalPlan
 from paceline.store.checkpoint import DraftInfo, load_draft, save_draft
 from paceline.store.fingerprint import identify_target
 from paceline.training.trainer import train
@@ -36,9 +37,10 @@ def test_a_cycle_is_learnt(tmp_path, name, objective, words):
     assert not [line for line in watch.said if "on held-out rows it is" in line]
     assert not [key for key in load_file(tmp_path / "out" / "best" / "draft.safetensors") if "head" in key]
     loaded = load_draft(tmp_path / "out" / "best", target=target, warn=pytest.fail)
-    result = paceline.generate(target, [target.tokenizer.convert_tokens_to_ids("one")], draft=loaded, plan=CHAIN,
-                               max_new_tokens=21)  # fmt: skip
-    assert result.stats.total.accepted_length == 5.0
+    question = [{"role": "user", "content": "two three"}]
+    result = paceline.generate(target, question, draft=loaded, plan=ProposalPlan.chain(3), max_new_tokens=11)
+    assert result.rows[0].text == COUNTING.replace(" ", "")
+    assert result.stats.total.rounds == 3  # ten tokens after the first: everything that was drafted is accepted
 
 
 @pytest.mark.parametrize("words", [None, 40])

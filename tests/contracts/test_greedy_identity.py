@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import paceline
+from fixtures_drafts import FEATURE
 from fixtures_models import (
     GreedyPaths,
     adversary,
@@ -70,14 +71,15 @@ def drafts_of(model: str, draft: str) -> Draft:
     target, expected = target_and_paths(model)
     if draft == "ngram":
         return Ngram(NgramConfig())
-    if draft != "trained":
+    if draft in SCRIPTED:
         return SCRIPTED[draft](target.model, paths=paths_of(model))
     known = zip(prompts(12), expected, strict=False)  # the last eight prompts are new to the draft
-    return trained_draft(target, [(prompt + path, len(prompt)) for prompt, path in known])
+    changes = () if draft == "trained" else (f"draft.name={draft}",)
+    return trained_draft(target, [(prompt + path, len(prompt)) for prompt, path in known], changes=changes)
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
-@pytest.mark.parametrize("draft", [*SCRIPTED, "ngram", "trained"])
+@pytest.mark.parametrize("draft", [*SCRIPTED, "ngram", "trained", *FEATURE])
 @pytest.mark.parametrize("model", MODELS)
 def test_greedy_is_identical(model: str, draft: str, plan: ProposalPlan) -> None:
     target, expected = target_and_paths(model)
@@ -91,12 +93,13 @@ def test_greedy_is_identical(model: str, draft: str, plan: ProposalPlan) -> None
         assert alone.rows[0].tokens == expected[index]
 
 
+@pytest.mark.parametrize("draft", ["trained", *FEATURE])
 @pytest.mark.parametrize("model", MODELS)
-def test_the_trained_draft_is_right_now_and_then(model: str) -> None:
+def test_the_trained_draft_is_right_now_and_then(model: str, draft: str) -> None:
     """A draft that is never accepted, or always, would show nothing."""
     target, _ = target_and_paths(model)
     result = paceline.generate(
-        target, prompts(20)[:4], draft=drafts_of(model, "trained"), plan=ProposalPlan.chain(3), max_new_tokens=20
+        target, prompts(20)[:4], draft=drafts_of(model, draft), plan=ProposalPlan.chain(3), max_new_tokens=20
     )
     assert 1.5 < result.stats.total.accepted_length <= 4.0
 

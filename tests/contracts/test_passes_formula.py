@@ -6,6 +6,7 @@ import torch
 from fixtures_drafts import FEATURE, batch_of, random_rows, tiny_draft
 from fixtures_models import make_target, tiny_llama
 from paceline.errors import ConfigError
+from paceline.ops import losses
 from paceline.training.objectives import griffin, hass
 from paceline.training.sources import FrozenTarget
 from paceline.training.unroll import unroll
@@ -105,3 +106,29 @@ def test_a_draft_that_guesses_no_feature_is_refused_by_name(objective):
     build, config = BUILD[objective]
     with pytest.raises(ConfigError, match=f"objective {objective} trains a guess .* Eagle3 makes none .* eagle2"):
         build(config, tiny_draft("eagle3", make_target(tiny_llama())))
+
+
+@pytest.mark.parametrize("name", FEATURE)
+def test_the_gradient_is_that_of_passes_on_given_features(name):
+    target = make_target(tiny_llama())
+    draft = tiny_draft(name, target)
+    batch, view = batch_of(target, random_rows(3), taps=draft.taps), FrozenTarget(target)
+    laws = target.head(batch.hidden).softmax(dim=-1)
+
+    def by_hand(is_chained):
+        total = torch.zeros(())
+        for step in unroll(draft, batch, view, steps=PASSES, is_chained=is_chained):
+            rows, active = step.rows, step.active
+            features = rows.take(batch.hidden, ahead=1 + step.step)[active]
+            p = rows.take(laws, ahead=1 + step.step)[active]
+            hidden = step.hidden[active]
+            total = total + losses.smooth_l1(draft.onward(hidden), target=features).sum()
+            total = total + 0.1 * losses.soft_cross_entropy(draft.logits(hidden), target=p).sum()
+            total = total + losses.top_cross_entropy(draft.logits(hidden), target=p, count=10).sum()
+        return torch.autograd.grad(total, list(draft.parameters()))
+
+    terms = hass.build(hass.HassConfig(), draft).loss(draft, batch, view, step=0)
+    found = torch.autograd.grad(terms.numerator, list(draft.parameters()))
+    for one, two in zip(found, by_hand(False), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4)
+    assert any(not torch.allclose(one, two, rtol=1e-2) for one, two in zip(found, by_hand(True), strict=True))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.ops.fused_losses import CHUNK, head_cross_entropy, head_label_losses
+from paceline.ops.fused_losses import CHUNK, among_best, head_cross_entropy, head_label_losses
 from paceline.ops.losses import cross_entropy, soft_cross_entropy
 
 
@@ -63,6 +63,27 @@ def test_rows_of_weight_zero_do_not_pull() -> None:
     )
     total.backward()
     assert hidden.grad is not None and float(hidden.grad.abs().max()) == 0.0
+
+
+def test_a_borrowed_head_changes_no_gradient_of_the_states() -> None:
+    hidden, weight, laws, place, weights = case(9)
+    found = []
+    for head in (weight, weight.detach()):
+        total, _, _ = head_cross_entropy(
+            hidden, weight=head, laws=laws, place=place, row_weights=weights, labels=place * 0
+        )
+        found.append(torch.autograd.grad(total, hidden)[0])
+    assert torch.equal(*found)
+
+
+def test_among_the_best_is_topk() -> None:
+    for rows in (0, 5, CHUNK + 3):
+        hidden, weight, _, _, _ = case(max(rows, 1))
+        hidden = hidden[:rows]
+        labels = torch.arange(rows) % 31 - 1
+        best = (hidden @ weight.T).topk(3, dim=-1).indices
+        expected = (best == labels[:, None]).any(dim=-1)
+        assert torch.equal(among_best(hidden, weight=weight, labels=labels, count=3), expected)
 
 
 def test_peak_memory_is_a_fraction_of_the_full_logits() -> None:

@@ -1,5 +1,7 @@
 """Each loss against its formula, value and gradient, and at the edges where the formula itself breaks."""
 
+import math
+
 import pytest
 import torch
 
@@ -27,6 +29,10 @@ FORMULAS = {
     "soft_cross_entropy": (
         lambda x: losses.soft_cross_entropy(x, target=TARGET),
         lambda q, p: -(p * q.log()).sum(-1),
+    ),
+    "top_cross_entropy": (
+        lambda x: losses.top_cross_entropy(x, target=TARGET, count=3),
+        lambda q, p: -(torch.where(p >= p.sort(-1).values[..., -3:-2], p, 0.0) * q.log()).sum(-1),
     ),
     "kl": (lambda x: losses.kl(x, target=TARGET), lambda q, p: (p * (p / q).log()).sum(-1)),
     "reverse_kl": (
@@ -145,3 +151,39 @@ def test_the_hybrid_is_kl_for_weak_drafts_and_tv_for_strong_ones():
     assert losses.acceptance_hybrid(LOGITS, target=TARGET, eta=0.0).equal(losses.kl(LOGITS, target=TARGET))
     strong = losses.acceptance_hybrid(LOGITS, target=TARGET, eta=1e4)
     torch.testing.assert_close(strong, losses.total_variation(LOGITS, target=TARGET))
+
+
+def test_top_cross_entropy_of_three_tokens_by_hand():
+    logits = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log()
+    target = torch.tensor([0.1, 0.6, 0.3], dtype=torch.float64)
+    expected = -(0.6 * math.log(0.3) + 0.3 * math.log(0.2))  # 0.9 of the mass, not scaled up to 1
+    assert losses.top_cross_entropy(logits, target=target, count=2).item() == pytest.approx(expected, rel=1e-12)
+    whole = losses.soft_cross_entropy(logits, target=target)
+    torch.testing.assert_close(losses.top_cross_entropy(logits, target=target, count=10), whole)
+
+
+@pytest.mark.parametrize(("share", "top_share"), [(0.1, 1.0), (0.1, 0.0), (0.0, 0.5)])
+def test_both_cross_entropies_are_one_to_another_law(share, top_share):
+    def apart(x):
+        top = losses.top_cross_entropy(x, target=TARGET, count=2)
+        return share * losses.soft_cross_entropy(x, target=TARGET) + top_share * top
+
+    law, mass = losses.emphasised(TARGET, count=2, share=share, top_share=top_share)
+    torch.testing.assert_close(law.sum(-1), torch.ones(3, 4, dtype=torch.float64))
+    joined = value_and_gradient(lambda x: mass * losses.soft_cross_entropy(x, target=law), LOGITS)
+    for one, two in zip(joined, value_and_gradient(apart, LOGITS), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_an_emphasis_of_nothing_has_no_mass_and_no_nan():
+    law, mass = losses.emphasised(TARGET, count=2, share=0.0, top_share=0.0)
+    assert not law.any() and not mass.any()
+
+
+def test_smooth_l1_of_three_numbers_by_hand():
+    estimate = torch.tensor([[0.5, -3.0, 2.0]], requires_grad=True)
+    loss = losses.smooth_l1(estimate, target=torch.tensor([[0.0, 0.0, 1.0]], requires_grad=True))
+    assert loss.tolist() == pytest.approx([(0.125 + 2.5 + 0.5) / 3])
+    (gradient,) = torch.autograd.grad(loss.sum(), estimate)
+    assert gradient.flatten().tolist() == pytest.approx([0.5 / 3, -1 / 3, 1 / 3])
+    assert losses.smooth_l1(estimate.bfloat16(), target=estimate).dtype == torch.float32
