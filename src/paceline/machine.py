@@ -53,10 +53,12 @@ def return_freed_memory() -> None:
     Batches differ in size, so freed blocks between living ones add up: a run of 2400 steps held 6.6 GB of them for each
     process, which the captured states would have had for their pages.
     """
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+    if sys.platform != "linux":
+        return
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except AttributeError:  # another C library, which has no such function
+        return
 
 
 def check_threads(count: int, *, option: str) -> None:

@@ -71,7 +71,7 @@ def test_what_is_no_draft_is_refused_before_a_target_is_loaded(name, draft, comp
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ("draft.name=dflash", "drafts: no 'dflash'; "),
+        ("draft.name=medusa", "drafts: no 'medusa'; "),
         ("draft.name=ngram", "draft.name is ngram, which has no weights to train"),
         ("draft.options={taps = 3}", "draft.options.taps: found 3"),
         ("draft.options={intermediate_sise = 3}", "unknown key; did you mean 'intermediate_size'"),

@@ -108,7 +108,7 @@ def test_a_capture_from_the_command_line(tmp_path, recipe, capsys):
         ('training.trackers=["tensorboard"]', "pip install tensorboard"),
         ("data.features=nowhere", "features.json is missing"),
         (f"data.features={__file__}", "features.json is missing"),
-        ("draft.name=ngram", "no weights to train; expected one of eagle2, eagle3"),
+        ("draft.name=ngram", "no weights to train; expected one of dflash, eagle2, eagle3"),
         ("draft.name=.x", "found '.x', expected a plug-in's name"),
         ("draft.name=paceline.training.objectives.ttt", "exports a ObjectivePlugin as PLUGIN; expected a DraftPlugin"),
         (f"target.name={'a' * 5000}", "no such target"),

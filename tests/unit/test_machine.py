@@ -1,10 +1,7 @@
 """Memory that a run has freed is the system's again."""
 
 import ctypes
-import sys
 from pathlib import Path
-
-import pytest
 
 from paceline.machine import return_freed_memory
 
@@ -17,16 +14,13 @@ def held() -> int:
     return int(line.split()[1]) * 1024
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another C library"
-)
 def test_blocks_freed_between_living_ones_go_back_to_the_system() -> None:
+    return_freed_memory()  # everywhere, also where it can do nothing
     library = ctypes.CDLL(None)
-    library.malloc.restype, library.malloc.argtypes, library.free.argtypes = (
-        ctypes.c_void_p,
-        [ctypes.c_size_t],
-        [ctypes.c_void_p],
-    )
+    if not has_trim(library):
+        return
+    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    library.free.argtypes = [ctypes.c_void_p]
     blocks = [library.malloc(BLOCK) for _ in range(COUNT)]
     for block in blocks:
         ctypes.memset(block, 1, BLOCK)
@@ -36,3 +30,11 @@ def test_blocks_freed_between_living_ones_go_back_to_the_system() -> None:
     return_freed_memory()
     assert before - held() > 0.8 * BLOCK * COUNT
     library.free(blocks[-1])
+
+
+def has_trim(library: ctypes.CDLL) -> bool:
+    """Whether the C library is one that keeps freed blocks and can give them back."""
+    try:
+        return bool(library.malloc_trim)
+    except AttributeError:
+        return False
