@@ -15,6 +15,7 @@ from fixtures_models import make_target, tiny_llama
 from paceline.drafts.dflash import DFlash
 from paceline.errors import CheckpointError, UnsupportedExport
 from paceline.interop import dflash
+from paceline.ops.vocab import DraftVocab
 from paceline.store.checkpoint import DraftInfo, LoadedDraft, load_draft, save_draft
 from paceline.store.fingerprint import identify_target
 from paceline.targets.generic import Target
@@ -89,7 +90,7 @@ def test_the_keys_that_readers_look_for(tmp_path: Path) -> None:
         ({"num_target_layers": 9}, {}, "and 9 layers"),
         ({"vocab_size": 72}, {}, "made for a target with vocabulary 72"),
         ({}, {"target_layer_ids": [1, 8]}, "layer ids [8] are not outputs"),
-        ({}, {"mask_token_id": 64}, "more than 64"),
+        ({}, {"mask_token_id": 64}, "an id below 64"),
         ({}, {"mask_token_id": "x"}, 'mask_token_id: found "x"'),
         ({"dflash_config": None}, None, "dflash_config: found null"),
         ({"rms_norm_eps": -1.0}, {}, "rms_norm_eps: found -1.0"),
@@ -145,6 +146,12 @@ def test_what_cannot_be_written_leaves_no_folder(tmp_path: Path) -> None:
         dflash.write(LoadedDraft(small, DraftInfo("dflash", small.config, identity)), tmp_path / "out")
     with pytest.raises(UnsupportedExport, match="holds dflash drafts; found eagle3"):
         dflash.write(LoadedDraft(eagle, DraftInfo("eagle3", eagle.config, identity)), tmp_path / "out")
+    biased = DFlash(
+        small.config.model_copy(update={"attention_bias": True, "draft_vocab_size": 64}), DraftVocab.full(64)
+    )
+    assert biased.state_dict()["layers.0.self_attn.q_proj.bias"].shape == (32,)
+    with pytest.raises(UnsupportedExport, match="the draft has them on three"):
+        dflash.write(LoadedDraft(biased, DraftInfo("dflash", biased.config, identity)), tmp_path / "out")
     whole = tiny_dflash(target)
     with torch.no_grad():
         whole.norm.weight[0] = torch.nan

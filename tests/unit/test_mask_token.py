@@ -54,7 +54,7 @@ def test_no_room_is_refused_before_training() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"mask_token_id": 64}, "vocab_size: found 64, expected more than 64, the id of the mask token"),
+        ({"mask_token_id": 64}, "draft.options.mask_token_id: found 64, expected an id below 64"),
         ({"mask_token_id": -1}, "draft.options.mask_token_id: found -1"),
         ({"block_size": 1}, "draft.options.block_size: found 1"),
         ({"num_hidden_layers": 0}, "draft.options.num_hidden_layers: found 0"),

@@ -106,6 +106,22 @@ def refuse_changed(config: LayerConfig, *, name: str, fixed: dict[str, int]) -> 
             )
 
 
+def distinct(taps: tuple[int, ...]) -> tuple[int, ...]:
+    """The taps, for a validator.  Raises ValueError where a layer is named twice."""
+    if len(set(taps)) < len(taps):
+        raise ValueError("every layer once")
+    return taps
+
+
+def refuse_taps(taps: tuple[int, ...], facts: TargetFacts) -> None:
+    """Raises ConfigError naming taps that are no decoder layers of the target."""
+    bad = [tap for tap in taps if not 0 <= tap < facts.num_layers]
+    if bad:
+        raise ConfigError(
+            f"draft.options.taps: {bad} are not decoder layers of the target (0 to {facts.num_layers - 1})"
+        )
+
+
 def hold_vocab(draft: nn.Module, vocab: DraftVocab, *, config: LayerConfig) -> None:
     """Put a draft's vocabulary map among its weights, as buffers `d2t` (offsets) and `t2d` (membership).
 

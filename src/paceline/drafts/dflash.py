@@ -14,78 +14,52 @@ import torch
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 
-from paceline.config import parse_section
 from paceline.drafts._base import Attend, BlockDraft, DraftConfig, DraftPlugin, Lender
 from paceline.drafts._borrowed import BorrowedHead
 from paceline.drafts._layers import Attention, GatedMLP, RMSNorm
+from paceline.drafts._sizes import (
+    FC_NOISE,
+    LayerConfig,
+    distinct,
+    draw_weights,
+    hold_vocab,
+    refuse_changed,
+    refuse_taps,
+    sizes_of,
+)
 from paceline.errors import ConfigError
-from paceline.ops.rotary import SETTINGS, RotarySpec, apply_rotary, rotary_tables
+from paceline.ops.rotary import apply_rotary, rotary_tables
 from paceline.ops.vocab import DraftVocab
 from paceline.records import TargetFacts
 
 LAYERS = 5  # as published, for targets of 30 layers and more
 BLOCK = 8  # half the published 16: a pass that says what a chain of seven says
-FC_NOISE = 0.2  # share of the random start that fc keeps beside the pass-through
 
 
-class DFlashConfig(DraftConfig):
+class DFlashConfig(LayerConfig):
     """Sizes of a DFlash draft.
 
     block_size: tokens of a block, the last known one included.  mask_token_id: the token that stands for what is to be
-    said.  vocab_size: the target's.  draft_vocab_size: words it can say.  taps: 0-based target layers whose outputs
-    are read, low to high, each as wide as the draft.  rope: rotary settings, target's key layout.
+    said.  taps: 0-based target layers whose outputs are read, low to high, each as wide as the draft.
     """
 
     block_size: int = Field(ge=2)
     mask_token_id: int = Field(ge=0)
     num_hidden_layers: int = Field(ge=1)
-    hidden_size: int = Field(ge=1)
-    intermediate_size: int = Field(ge=1)
-    num_attention_heads: int = Field(ge=1)
-    num_key_value_heads: int = Field(ge=1)
-    head_dim: int = Field(ge=2)
-    rms_norm_eps: float = Field(gt=0)
-    vocab_size: int = Field(ge=1)
-    draft_vocab_size: int = Field(ge=1)
     taps: tuple[int, ...] = Field(min_length=1)
-    max_position_embeddings: int = Field(ge=1)
-    rope: dict[str, object]
 
-    @field_validator("num_key_value_heads")
+    @field_validator("mask_token_id")
     @classmethod
-    def _groups(cls, count: int, info: ValidationInfo) -> int:
-        heads = info.data.get("num_attention_heads", count)
-        if heads % count:
-            raise ValueError(f"a number that divides the {heads} heads")
-        return count
-
-    @field_validator("vocab_size")
-    @classmethod
-    def _has_mask(cls, size: int, info: ValidationInfo) -> int:
-        mask = info.data.get("mask_token_id", 0)
+    def _is_known(cls, mask: int, info: ValidationInfo) -> int:
+        size = info.data.get("vocab_size", mask + 1)
         if mask >= size:
-            raise ValueError(f"more than {mask}, the id of the mask token")
-        return size
+            raise ValueError(f"an id below {size}, the target vocabulary")
+        return mask
 
     @field_validator("taps")
     @classmethod
     def _distinct(cls, taps: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(taps)) < len(taps):
-            raise ValueError("every layer once")
-        return taps
-
-    @field_validator("rope")
-    @classmethod
-    def _geometry(cls, rope: dict[str, object], info: ValidationInfo) -> dict[str, object]:
-        unknown = sorted(set(rope) - set(SETTINGS))
-        if unknown:
-            raise ValueError(f"rotary settings without {', '.join(unknown)}; known: {', '.join(SETTINGS)}")
-        if "head_dim" in info.data and "max_position_embeddings" in info.data:
-            try:
-                _rotary(rope, head_dim=info.data["head_dim"], most=info.data["max_position_embeddings"])
-            except ConfigError as error:
-                raise ValueError(f"one rotary geometry: {error}") from None
-        return rope
+        return distinct(taps)
 
 
 class NormedAttention(Attention):
@@ -98,6 +72,7 @@ class NormedAttention(Attention):
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
             head_dim=config.head_dim,
+            bias=config.attention_bias,
         )
         self.q_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
         self.k_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
@@ -132,25 +107,18 @@ class DFlash(BorrowedHead, BlockDraft):
 
     def __init__(self, config: DFlashConfig, vocab: DraftVocab) -> None:
         super().__init__()
-        if vocab.size != config.draft_vocab_size or vocab.target_size != config.vocab_size:
-            raise ConfigError(
-                f"draft vocabulary of {vocab.size} of {vocab.target_size} words, configuration says "
-                f"{config.draft_vocab_size} of {config.vocab_size}"
-            )
         width = config.hidden_size
         self.config = config
         self.block_size, self.mask_token_id = config.block_size, config.mask_token_id
         self.taps = config.taps
         self.target_width = width
         self.max_positions = config.max_position_embeddings
-        self.rotary = _rotary(config.rope, head_dim=config.head_dim, most=config.max_position_embeddings)
+        self.rotary = config.rotary()
         self.fc = nn.Linear(len(config.taps) * width, width, bias=False)
         self.hidden_norm = RMSNorm(width, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(DFlashLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(width, eps=config.rms_norm_eps)
-        # A full vocabulary needs no map in the file, and the head never is in it.
-        self.register_buffer("d2t", vocab.d2t.clone(), persistent=not vocab.is_full)
-        self.register_buffer("t2d", vocab.t2d.clone(), persistent=not vocab.is_full)
+        hold_vocab(self, vocab, config=config)
         self.expect_head()
 
     @property
@@ -210,10 +178,6 @@ class DFlash(BorrowedHead, BlockDraft):
         return [layer for layer in self.layers if isinstance(layer, DFlashLayer)]
 
 
-def _rotary(rope: dict[str, object], *, head_dim: int, most: int) -> RotarySpec:
-    return RotarySpec.from_settings(rope, head_dim=head_dim, max_positions=most)
-
-
 def default_taps(num_layers: int, *, count: int) -> tuple[int, ...]:
     """`count` layers from 1 to L - 3, evenly, as published (one: L // 2); of a shallower target from first to last."""
     if count == 1:
@@ -226,50 +190,25 @@ def configure(facts: TargetFacts, options: dict[str, object]) -> DFlashConfig:
     """The target's sizes, changed by the recipe's options (any field of DFlashConfig)."""
     found = options.get("num_hidden_layers", min(LAYERS, max(1, facts.num_layers // 6)))
     layers = found if isinstance(found, int) and found > 0 else 1  # anything else is refused below, by its key
-    fields: dict[str, object] = {
+    own: dict[str, object] = {
         "block_size": BLOCK,
         "num_hidden_layers": layers,
-        "hidden_size": facts.hidden_size,
-        "intermediate_size": facts.intermediate_size,
-        "num_attention_heads": facts.num_heads,
-        "num_key_value_heads": facts.num_kv_heads,
-        "head_dim": facts.head_dim,
-        "rms_norm_eps": facts.rms_norm_eps,
-        "vocab_size": facts.vocab_size,
         "draft_vocab_size": min(32000, facts.vocab_size),
         "taps": default_taps(facts.num_layers, count=layers),
-        "max_position_embeddings": facts.max_positions,
-        "rope": facts.rope,
     }
     if facts.unsaid_ids:
-        fields["mask_token_id"] = facts.unsaid_ids[0]
+        own["mask_token_id"] = facts.unsaid_ids[0]
     elif "mask_token_id" not in options:
         raise ConfigError(
             "dflash needs a token that stands for what is to be said, and the target has none to spare: no mask token, "
             "no embedding row without a token, no unused special token; set draft.options.mask_token_id to an id that "
             "no answer holds"
         )
-    config = parse_section(DFlashConfig, table={**fields, **options}, source="dflash", prefix=("draft", "options"))
-    _check(config, facts)
+    config = sizes_of(DFlashConfig, facts, name="dflash", own=own, options=options)
+    fixed = {"hidden_size": facts.hidden_size, "vocab_size": facts.vocab_size}
+    refuse_changed(config, name="dflash", fixed=fixed)
+    refuse_taps(config.taps, facts)
     return config
-
-
-def _check(config: DFlashConfig, facts: TargetFacts) -> None:
-    shared = {
-        "hidden_size": (config.hidden_size, facts.hidden_size),
-        "vocab_size": (config.vocab_size, facts.vocab_size),
-    }
-    for name, (found, expected) in shared.items():
-        if found != expected:
-            raise ConfigError(
-                f"draft.options.{name} is {found}; dflash works on the target's embedding and head, so it must be the "
-                f"target's {expected}: leave it out"
-            )
-    bad = [tap for tap in config.taps if not 0 <= tap < facts.num_layers]
-    if bad:
-        raise ConfigError(
-            f"draft.options.taps: {bad} are not decoder layers of the target (0 to {facts.num_layers - 1})"
-        )
 
 
 def build(config: DraftConfig, vocab: DraftVocab | None) -> DFlash:
@@ -277,9 +216,7 @@ def build(config: DraftConfig, vocab: DraftVocab | None) -> DFlash:
     assert isinstance(config, DFlashConfig)
     assert vocab is not None
     draft = DFlash(config, vocab)
-    for module in draft.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=0.02)
+    draw_weights(draft)
     return draft
 
 

@@ -14,8 +14,16 @@ from torch import Tensor, nn
 
 from paceline.drafts._base import DraftConfig, DraftPlugin, SequentialDraft
 from paceline.drafts._layers import Attention, GatedMLP, LayerParts, RMSNorm
-from paceline.drafts._sizes import FC_NOISE, LayerConfig, draw_weights, hold_vocab, refuse_changed, sizes_of
-from paceline.errors import ConfigError
+from paceline.drafts._sizes import (
+    FC_NOISE,
+    LayerConfig,
+    distinct,
+    draw_weights,
+    hold_vocab,
+    refuse_changed,
+    refuse_taps,
+    sizes_of,
+)
 from paceline.ops.rotary import rotary_tables
 from paceline.ops.vocab import DraftVocab
 from paceline.records import TargetFacts
@@ -36,9 +44,7 @@ class Eagle3Config(LayerConfig):
     @field_validator("taps")
     @classmethod
     def _distinct(cls, taps: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(taps)) < len(taps):
-            raise ValueError("every layer once")
-        return taps
+        return distinct(taps)
 
 
 class Eagle3Layer(nn.Module):
@@ -173,11 +179,7 @@ def configure(facts: TargetFacts, options: dict[str, object]) -> Eagle3Config:
         "vocab_size": facts.vocab_size,
     }
     refuse_changed(config, name="eagle3", fixed=fixed)
-    bad = [tap for tap in config.taps if not 0 <= tap < facts.num_layers]
-    if bad:
-        raise ConfigError(
-            f"draft.options.taps: {bad} are not decoder layers of the target (0 to {facts.num_layers - 1})"
-        )
+    refuse_taps(config.taps, facts)
     return config
 
 

@@ -95,6 +95,11 @@ def write(loaded: LoadedDraft, folder: Path) -> None:
             f"format dflash has no reduced vocabulary; the draft has {draft.vocab.size} of {draft.vocab.target_size} "
             "words: train it with the whole one"
         )
+    if draft.config.attention_bias:
+        raise UnsupportedExport(
+            "format dflash has biases on all four projections of attention or on none; the draft has them on three: "
+            "train it with draft.options.attention_bias = false"
+        )
     tensors = {name: value.to(DTYPES[loaded.dtype]) for name, value in draft.state_dict().items()}
     check_finite(tensors, where=f"{folder}: not written")
     config = foreign_config(draft.config, num_layers=loaded.info.target.num_layers, dtype=loaded.dtype)
