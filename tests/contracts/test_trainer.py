@@ -276,10 +276,11 @@ class Wrapped:
         return self.change(self.inner.loss(draft, batch, target, step=step), draft)
 
 
-def trainer_of(recipe, out, target, change, *, die_at=None):
+def trainer_of(recipe, out, target, change=None, *, die_at=None):
     watch = Onlooker(die_at=die_at)
     job = prepare(recipe, target=target, say=watch.say)
-    job = dataclasses.replace(job, objective=Wrapped(job.objective, change))
+    if change is not None:
+        job = dataclasses.replace(job, objective=Wrapped(job.objective, change))
     accelerator = Accelerator(cpu=True)
     return Trainer(job, out=out, accelerator=accelerator, watch=watch, say=watch.say), watch
 
@@ -305,6 +306,18 @@ def test_an_objective_that_draws_from_torch_s_own_generator_resumes_too(tmp_path
     assert in_child(lambda: trainer_of(recipe, tmp_path / "killed", target, noisy, die_at=3)[0].run()) < 0
     trainer_of(recipe, tmp_path / "killed", target, noisy)[0].run(resume=True)
     assert same(last_state(tmp_path / "killed"), last_state(tmp_path / "straight"))
+
+
+@pytest.mark.parametrize("arw", ["true", "false"])
+def test_what_an_objective_has_learnt_of_its_batches_resumes_too(tmp_path, rows, target, arw):
+    options = f"objective.options={{steps = 3, estimator = 'sampled', arw = {arw}}}"
+    recipe = recipe_of(rows, "training.save_every=2", "objective.name=vsd", options)
+    trainer_of(recipe, tmp_path / "straight", target)[0].run()
+    assert in_child(lambda: trainer_of(recipe, tmp_path / "killed", target, die_at=3)[0].run()) < 0
+    trainer_of(recipe, tmp_path / "killed", target)[0].run(resume=True)
+    state = last_state(tmp_path / "straight")
+    assert same(last_state(tmp_path / "killed"), state)
+    assert bool(state["objective.own.0"].any()) == (arw == "true")
 
 
 def test_a_window_without_a_supervised_token_is_told(tmp_path, rows, target):

@@ -96,10 +96,14 @@ def among_best(hidden: Tensor, *, weight: Tensor, labels: Tensor, count: int) ->
         rows, head = hidden.to(dtype), weight.to(dtype)
         for start in range(0, len(rows), CHUNK):
             part = slice(start, start + CHUNK)
-            logits = rows[part] @ head.T
-            chosen = logits.gather(1, labels[part, None].clamp_min(0))
-            found[part] = ((logits > chosen).sum(dim=-1) < count) & (labels[part] >= 0)
+            found[part] = is_among_best(rows[part] @ head.T, labels=labels[part], count=count)
     return found
+
+
+def is_among_best(logits: Tensor, *, labels: Tensor, count: int) -> Tensor:
+    """As `among_best`, of logits [m, W] that are there: [m] bool."""
+    chosen = logits.gather(1, labels[:, None].clamp_min(0))
+    return ((logits > chosen).sum(dim=-1) < count) & (labels >= 0)
 
 
 class _HeadRule(torch.autograd.Function):

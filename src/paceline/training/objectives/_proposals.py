@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.ops.fused_losses import CHUNK
+from paceline.ops.fused_losses import CHUNK, is_among_best
 from paceline.ops.path_rules import Split
 from paceline.ops.paths import Utility, reached, worth
 from paceline.training.objectives._oracle import OracleStep
@@ -57,10 +57,7 @@ def among_best(path: Sequence[OracleStep], said: Sequence[Tensor], *, width: int
     """[K, n], 1 where the oracle's token is among the draft's `width` best: a tree's way of keeping it."""
     found = torch.zeros(len(path), len(path[0].active), device=said[0].device)
     for depth, (one, logits) in enumerate(zip(path, said, strict=True)):
-        if len(logits):
-            bar = logits.topk(min(width, logits.shape[-1]), dim=-1).values[:, -1]
-            chosen = logits.gather(1, one.label[:, None].clamp_min(0))[:, 0]
-            found[depth, one.place] = ((chosen >= bar) & (one.label >= 0)).float()
+        found[depth, one.place] = is_among_best(logits, labels=one.label, count=width).float()
     return found
 
 
